@@ -9,47 +9,26 @@ differ between versions and machines.
 
 from __future__ import annotations
 
-import math
-from functools import cache
-from typing import Any
-
 import numpy as np
 
-from hpcfed.core.optional_imports import import_extra
-from hpcfed.federation.transforms.compression.bits import Reader
-from hpcfed.federation.transforms.compression.codec import Codec, Shape
+from hpcfed.federation.transforms.compression.error_bounded import ErrorBounded
 
 
-@cache
-def package() -> Any:
-    return import_extra("pysz", "compression", "compression by SZ3")
-
-
-class SZ3(Codec):
+class SZ3(ErrorBounded):
     """bound: largest error of a value over the range of its tensor; 0: none, it is lossless."""
 
-    contracts = True
+    package = "pysz"
 
-    def __init__(self, bound: float, min_size: int = 0) -> None:
-        super().__init__(min_size)
-        self.bound = bound
-        package()
-
-    def pack(self, x: np.ndarray, generator: Any, memory: dict[str, Any]) -> bytes:
-        pysz = package()
+    def compress(self, x: np.ndarray) -> bytes:
+        pysz = self.module()
         config = pysz.szConfig()
         if self.bound:
             config.errorBoundMode = pysz.szErrorBoundMode.REL
             config.relErrorBound = self.bound
         else:
             config.cmprAlgo = pysz.szAlgorithm.LOSSLESS
-        data = pysz.sz.compress(x.ravel(), config)[0].tobytes()
-        return np.uint32(len(data)).tobytes() + data
+        return pysz.sz.compress(x, config)[0].tobytes()
 
-    def unpack(self, reader: Reader, shape: Shape, generator: Any) -> np.ndarray:
-        length = int(reader.array("u4", 1)[0])
-        data = np.frombuffer(reader.bytes(length), np.uint8).copy()
-        return package().sz.decompress(data, np.float32, (math.prod(shape),))[0]
-
-    def most_bytes_of(self, shape: Shape) -> int:
-        return 4 * math.prod(shape)  # longer ones travel as they are
+    def decompress(self, data: memoryview, n: int) -> np.ndarray:
+        code = np.frombuffer(data, np.uint8).copy()
+        return self.module().sz.decompress(code, np.float32, (n,))[0]

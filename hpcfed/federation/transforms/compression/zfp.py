@@ -7,44 +7,22 @@ depends on its values.
 
 from __future__ import annotations
 
-import math
-from functools import cache
-from typing import Any
-
 import numpy as np
 
-from hpcfed.core.optional_imports import import_extra
-from hpcfed.federation.transforms.compression.bits import Reader
-from hpcfed.federation.transforms.compression.codec import Codec, Shape
+from hpcfed.federation.transforms.compression.error_bounded import ErrorBounded
 
 
-@cache
-def package() -> Any:
-    return import_extra("zfpy", "compression", "compression by ZFP")
-
-
-class ZFP(Codec):
+class ZFP(ErrorBounded):
     """bound: largest error of a value over the range of its tensor; 0: none, it is lossless."""
 
-    contracts = True
+    package = "zfpy"
 
-    def __init__(self, bound: float, min_size: int = 0) -> None:
-        super().__init__(min_size)
-        self.bound = bound
-        package()
-
-    def pack(self, x: np.ndarray, generator: Any, memory: dict[str, Any]) -> bytes:
+    def compress(self, x: np.ndarray) -> bytes:
+        zfpy = self.module()
         tolerance = self.bound * (float(x.max()) - float(x.min()))
-        data = (
-            package().compress_numpy(x.ravel(), tolerance=tolerance)
-            if tolerance > 0
-            else package().compress_numpy(x.ravel())
-        )
-        return np.uint32(len(data)).tobytes() + data
+        if tolerance > 0:
+            return zfpy.compress_numpy(x, tolerance=tolerance)
+        return zfpy.compress_numpy(x)
 
-    def unpack(self, reader: Reader, shape: Shape, generator: Any) -> np.ndarray:
-        length = int(reader.array("u4", 1)[0])
-        return package().decompress_numpy(bytes(reader.bytes(length)))
-
-    def most_bytes_of(self, shape: Shape) -> int:
-        return 4 * math.prod(shape)  # longer ones travel as they are
+    def decompress(self, data: memoryview, n: int) -> np.ndarray:
+        return self.module().decompress_numpy(bytes(data))
