@@ -38,10 +38,10 @@ class Scale(Transform):
 
     factor: float
     name: str | None = None  # of the only part that is changed; None: all
-    seen: list[tuple[int, str, int]] = field(default_factory=list)  # client, part, bytes
+    sent: list[tuple[int, str, int]] = field(default_factory=list)  # client, part, bytes
 
     def upload(self, fed, client, upload: Upload) -> Upload:
-        self.seen += [(client.id, name, nbytes(part)) for name, part in upload.parts.items()]
+        self.sent += [(client.id, name, nbytes(part)) for name, part in upload.parts.items()]
         for name, reference in upload.relative_to.items():
             if reference is not None:
                 check_reference(upload.parts[name], reference)
@@ -227,7 +227,7 @@ def plain(method: str) -> Plain:
 @each_method
 def test_each_part_of_an_upload_passes_once_and_its_bytes_are_those_counted(method: str):
     noted = plain(method)
-    assert Counter(name for _, name, _ in noted.scale.seen) == noted.parts
+    assert Counter(name for _, name, _ in noted.scale.sent) == noted.parts
     assert bool(noted.parts) == (method not in SILENT)
     assert sum(noted.sizes) == noted.outcomes[-1].column("up").sum()
 
@@ -242,7 +242,7 @@ def test_a_change_of_all_messages_and_its_inverse_change_no_bit(method: str):
 @each_method
 def test_the_server_uses_each_part_of_what_it_received(method: str):
     want = plain(method)
-    for name in sorted({name for _, name, _ in want.scale.seen}):
+    for name in sorted({name for _, name, _ in want.scale.sent}):
         try:
             differ = (
                 toy.differences(results(ours), results(theirs))
@@ -297,7 +297,7 @@ def test_the_losses_that_power_of_choice_asks_for_pass_the_transforms_too():
 
     same, opposite = Scale(1.0), Scale(-1.0, "training_loss")
     chosen = cohorts(same)
-    assert [size for _, name, size in same.seen if name == "training_loss"] == [4] * sum(
+    assert [size for _, name, size in same.sent if name == "training_loss"] == [4] * sum(
         map(sum, chosen)
     )
     assert cohorts(opposite) != chosen

@@ -51,7 +51,7 @@ SHAPES = [(40, 50), (), (0,), (1,), (7,), (6, 5, 3, 3), (500,)]
 each_codec = pytest.mark.parametrize("name", CODECS)
 
 
-def codec(name: str) -> Codec:
+def make(name: str) -> Codec:
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name], reason="needs the extra compression")
     return CODECS[name]()
@@ -79,14 +79,14 @@ def there_and_back(codec: Codec, x: np.ndarray, seed: int = 0) -> np.ndarray:
 @each_codec
 def test_a_message_is_read_with_the_same_stream_and_is_no_longer_than_announced(name: str):
     many = [values(shape, i) for i, shape in enumerate(SHAPES)]
-    message = codec(name).encode(many, stream())
-    decoded = codec(name).decode(message, SHAPES, stream())
+    message = make(name).encode(many, stream())
+    decoded = make(name).decode(message, SHAPES, stream())
     assert [x.shape for x in decoded] == SHAPES
     assert all(x.dtype == np.float32 for x in decoded)
-    announced = codec(name).most_bytes(SHAPES)
+    announced = make(name).most_bytes(SHAPES)
     assert len(message) <= announced
     assert len(message) == announced or name in VARIABLE
-    large = codec(name).decode(codec(name).encode(many[:1], stream()), SHAPES[:1], stream())
+    large = make(name).decode(make(name).encode(many[:1], stream()), SHAPES[:1], stream())
     assert np.dot(large[0].ravel(), many[0].ravel()) > 0  # it is of these values
 
 
@@ -99,8 +99,8 @@ def test_a_message_is_read_with_the_same_stream_and_is_no_longer_than_announced(
 def test_nothing_one_value_zeros_and_nan(name: str, x: np.ndarray):
     if name == "plain sign" and np.isfinite(x).all():
         x = np.full_like(x, 0.01)  # whatever it is: one bit has no 0
-    message = codec(name).encode([x], stream())
-    (decoded,) = codec(name).decode(message, [x.shape], stream())
+    message = make(name).encode([x], stream())
+    (decoded,) = make(name).decode(message, [x.shape], stream())
     np.testing.assert_allclose(decoded, x, rtol=1e-3)
     assert len(message) <= x.nbytes + 1
 
@@ -108,18 +108,18 @@ def test_nothing_one_value_zeros_and_nan(name: str, x: np.ndarray):
 @each_codec
 def test_small_tensors_travel_as_they_are(name: str):
     small, large = values((7, 3)), values((30, 40), 1)
-    made = codec(name)
-    made.min_size = 22
-    decoded = made.decode(made.encode([small, large], stream()), [(7, 3), (30, 40)], stream())
+    codec = make(name)
+    codec.min_size = 22
+    decoded = codec.decode(codec.encode([small, large], stream()), [(7, 3), (30, 40)], stream())
     assert (decoded[0] == small).all()
     assert not (decoded[1] == large).all()
 
 
-@pytest.mark.parametrize("made", [TopK(1), RandomK(1), STC(1, together=False), TopK(1, False)])
-def test_the_full_rate_loses_nothing_or_only_magnitudes(made: Codec):
+@pytest.mark.parametrize("codec", [TopK(1), RandomK(1), STC(1, together=False), TopK(1, False)])
+def test_the_full_rate_loses_nothing_or_only_magnitudes(codec: Codec):
     x = values((20, 30))
-    (decoded,) = made.decode(made.encode([x], stream()), [x.shape], stream())
-    if isinstance(made, STC):
+    (decoded,) = codec.decode(codec.encode([x], stream()), [x.shape], stream())
+    if isinstance(codec, STC):
         np.testing.assert_allclose(decoded, np.abs(x).mean() * np.sign(x), rtol=1e-5)
     else:
         assert decoded.tobytes() == x.tobytes()
@@ -180,8 +180,8 @@ def test_stc_sends_the_mean_magnitude():
 
 
 def test_qsgd_rounds_up_as_often_as_it_should():
-    x, made = vector(3, -4), QSGD(levels=4)
-    decoded = np.array([there_and_back(made, x, seed) for seed in range(400)])
+    x, codec = vector(3, -4), QSGD(levels=4)
+    decoded = np.array([there_and_back(codec, x, seed) for seed in range(400)])
     assert set(decoded[:, 0]) == {2.5, 3.75}  # 2.4 of 4 levels of a norm of 5
     assert np.mean(decoded[:, 0] == 3.75) == pytest.approx(0.4, abs=0.05)
     assert set(decoded[:, 1]) == {-3.75, -5.0}  # 3.2
@@ -286,15 +286,15 @@ def test_casts():
 @pytest.mark.parametrize("name", ["sz3", "zfp"])
 @pytest.mark.parametrize("shape", [(1000,), (30, 40), (4, 3, 5, 5), (2, 2, 3, 4, 50)])
 def test_errors_are_bounded(name: str, shape: tuple[int, ...]):
-    x, made = values(shape), codec(name)
-    (decoded,) = made.decode(made.encode([x], stream()), [shape], stream())
+    x, codec = values(shape), make(name)
+    (decoded,) = codec.decode(codec.encode([x], stream()), [shape], stream())
     error = np.abs(decoded - x).max()
     assert 0 < error <= 0.01 * (x.max() - x.min())
-    lossless = type(made)(0)
+    lossless = type(codec)(0)
     (decoded,) = lossless.decode(lossless.encode([x], stream()), [shape], stream())
     assert decoded.tobytes() == x.tobytes()
     constant = np.full((500,), 0.1, np.float32)
-    (decoded,) = made.decode(made.encode([constant], stream()), [(500,)], stream())
+    (decoded,) = codec.decode(codec.encode([constant], stream()), [(500,)], stream())
     assert (decoded == constant).all()
 
 
