@@ -141,22 +141,22 @@ class Compression(Transform):
             return value, rest + size + flag_bytes(len(values))
         key = str(self._number_of_download(fed, client))
         state = State(client, "down", key)
-        again, last = [], []
+        repeated, starts, targets = [], [], []
         for v in values:
             before = state.read(v)
             if before is not None and np.isfinite(before).all():
-                again.append(v)
-                last.append(before)
+                x = array(v.tensor)
+                start = nearer(x, before)
+                repeated.append(v)
+                starts.append(start)
+                targets.append(x - start)
             else:
                 rest += v.tensor.nbytes
-        arrays = [array(v.tensor) for v in again]
-        starts = [nearer(x, before) for x, before in zip(arrays, last, strict=True)]
-        targets = [x - start for x, start in zip(arrays, starts, strict=True)]
         received: dict[str, Tensor] = {v.path: v.tensor for v in values}
-        if again:
+        if repeated:
             decoded, length = self._exchange(fed, client, self.down, "down", key, targets)
-            rest += length + flag_bytes(len(again))
-            for v, start, target, code in zip(again, starts, targets, decoded, strict=True):
+            rest += length + flag_bytes(len(repeated))
+            for v, start, target, code in zip(repeated, starts, targets, decoded, strict=True):
                 if code.tobytes() != target.tobytes():
                     received[v.path] = tensor(start + code, v.tensor)
         for v in values:
@@ -209,9 +209,9 @@ class State:
 
     def __init__(self, client: Client, way: str, key: str) -> None:
         self._client, self._way, self._key = client, way, key
-        self.entries: dict[str, Any] = dict(self._all().get(way, {}).get(key, {}))
+        self.entries: dict[str, Any] = dict(self._memory().get(way, {}).get(key, {}))
 
-    def _all(self) -> dict[str, Any]:
+    def _memory(self) -> dict[str, Any]:
         return self._client.memory.get(STATE, {})
 
     def read(self, value: Value) -> np.ndarray | None:
@@ -241,16 +241,15 @@ class State:
 
     def save(self) -> None:
         """Write the arrays into the client's memory."""
-        everything = dict(self._all())
-        ways = dict(everything.get(self._way, {}))
-        ways.pop(self._key, None)
+        memory = dict(self._memory())
+        by_key = dict(memory.pop(self._way, {}))
+        by_key.pop(self._key, None)
         if self.entries:
-            ways[self._key] = self.entries
-        everything.pop(self._way, None)
-        if ways:
-            everything[self._way] = ways
-        if everything or STATE in self._client.memory:
-            self._client.memory[STATE] = everything
+            by_key[self._key] = self.entries
+        if by_key:
+            memory[self._way] = by_key
+        if memory or STATE in self._client.memory:
+            self._client.memory[STATE] = memory
 
 
 def cells(at: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
