@@ -104,23 +104,24 @@ class Upload:
         sizes: bytes of the parts that travel encoded, by name.
         updates: names of parts that are now part - relative_to.
         """
-        upload = copy(self)
-        object.__setattr__(upload, "parts", {**self.parts, **parts})
-        object.__setattr__(upload, "sizes", {**self.sizes, **(sizes or {})})
-        object.__setattr__(upload, "updates", self.updates | frozenset(updates))
-        return upload
+        return self._replace(
+            parts={**self.parts, **parts},
+            sizes={**self.sizes, **(sizes or {})},
+            updates=self.updates | frozenset(updates),
+        )
 
     def without(self, name: str) -> Upload:
         """Return the upload without one of its parts."""
-        upload = copy(self)
-        parts = {n: part for n, part in self.parts.items() if n != name}
-        object.__setattr__(upload, "parts", parts)
-        return upload
+        return self._replace(parts={n: part for n, part in self.parts.items() if n != name})
 
     def without_references(self) -> Upload:
         """Return the upload without the values to which its parts are relative."""
+        return self._replace(relative_to={})
+
+    def _replace(self, **fields: Any) -> Upload:
         upload = copy(self)
-        object.__setattr__(upload, "relative_to", {})
+        for name, value in fields.items():
+            object.__setattr__(upload, name, value)
         return upload
 
     def on_device(self, device: torch.device) -> Upload:
