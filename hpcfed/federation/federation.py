@@ -447,7 +447,8 @@ class Federation:
                     f"give (client id, Mean.of(Params, weight)) for each client"
                 )
             terms.extend(part.terms)
-        self.note_shapes(terms, keep)
+        if self.transforms or self.trial:
+            self.note_shapes(terms, keep)
         return self.exchange.mean(terms, keep, per) if keep else keep
 
     def note_shapes(self, terms: Iterable[Term], keep: Params) -> None:
