@@ -61,7 +61,6 @@ class Counting(Exchange):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.summed = self.moved = 0
-        self.uploads = 0  # largest number of uploads of a client in a round
 
     def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
         self.summed += sum(term.value.nbytes for term in terms)
@@ -103,9 +102,12 @@ class HiddenCounts:
 
 
 class Measured:
-    """Bytes of a round by kind of client and number of classes, measured when first asked for.
+    """Bytes of a round by kind of client and number of classes.
 
     encoded: whether messages are what the job's transforms make of them.
+    releases: largest number of a client's trainings with noisy gradients in a round.
+    uploads: largest number of uploads of a client in a round.
+    moves: whether most of what clients send is moved between ranks one by one, not added up.
     """
 
     def __init__(self, fed: Federation, encoded: bool = True) -> None:
@@ -115,34 +117,12 @@ class Measured:
             self._first.setdefault(kind, k)
         # bytes by number of classes, by kind; if they do not depend on it, by 0
         self._bytes: dict[Kind, dict[int, Bytes]] = {}
-        self._moves = False
-        self._uploads = self._releases = 0
-
-    @property
-    def releases(self) -> int:
-        """Largest number of a client's trainings with noisy gradients in a round."""
-        if not self._bytes:
-            self._compare()
-        return self._releases
-
-    @property
-    def uploads(self) -> int:
-        """Largest number of uploads of a client in a round."""
-        if not self._bytes:
-            self._compare()
-        return self._uploads
-
-    @property
-    def moves(self) -> bool:
-        """Whether most of what clients send is moved between ranks one by one, not added up."""
-        if not self._bytes:
-            self._compare()
-        return self._moves
+        self.moves = False
+        self.uploads = self.releases = 0
+        self._compare()
 
     def traffic(self, k: int) -> Bytes:
         """Return the bytes that client k receives and sends in a round."""
-        if not self._bytes:
-            self._compare()
         bytes_ = self._bytes[self._kind(k)]
         if 0 in bytes_:
             return bytes_[0]
@@ -185,12 +165,12 @@ class Measured:
         with rng.scoped(self._fed.seed, "trial"):
             fed = trial(self._fed, ids, self._encoded)
             try:
-                bytes_ = perform(fed)
+                bytes_, uploads = perform(fed)
                 exchange: Any = fed.exchange
-                self._moves = exchange.moved > exchange.summed
-                self._uploads = max(self._uploads, exchange.uploads)
+                self.moves = exchange.moved > exchange.summed
+                self.uploads = max(self.uploads, uploads)
                 releases = (tally.releases for tally in fed.tallies.values())
-                self._releases = max(self._releases, *releases, 0)
+                self.releases = max(self.releases, *releases, 0)
                 self._fed.shapes_of_means |= fed.shapes_of_means
                 if self._fed.rule and fed.rule:
                     self._fed.rule.learn(fed.rule)
@@ -253,15 +233,14 @@ def classes(fed: Federation, k: int) -> int:
     return int(np.count_nonzero(fed.label_counts[k]))
 
 
-def perform(fed: Federation) -> list[Bytes]:
-    """Run the rounds of a trial, and return the most bytes of each client.
+def perform(fed: Federation) -> tuple[list[Bytes], int]:
+    """Run the rounds of a trial; return the most bytes of each client, and uploads of one.
 
     If losses are nan from the start, these are the bytes until then: the run itself then ends with
     the message that names its client.
     """
     method, everybody = fed.job.algorithm, list(range(fed.K))
-    counting: Any = fed.exchange
-    state, most = method.init(fed), [(0, 0)] * fed.K
+    state, most, uploads = method.init(fed), [(0, 0)] * fed.K, 0
     once = one_exchange(method) and not fed.transforms  # which may learn in the first round
     for t in range(1 if once else 2):
         fed.begin()
@@ -272,7 +251,7 @@ def perform(fed: Federation) -> list[Bytes]:
                     work_once(fed, method, client, state, t)
             else:
                 state = method.round(fed, state, everybody, t)
-        counting.uploads = max(counting.uploads, *fed.replay.uploads.values(), 0)
+        uploads = max(uploads, *fed.replay.uploads.values(), 0)
         tallies = [fed.tallies[k] for k in everybody]
         most = [
             (max(down, tally.down), max(up, tally.up))
@@ -282,7 +261,7 @@ def perform(fed: Federation) -> list[Bytes]:
         method.finish(fed, state, t)
     if fed.rule and fed.rule.empty_cohorts:
         check_empty_cohort(fed, state)
-    return most
+    return most, uploads
 
 
 def check_empty_cohort(fed: Federation, state: Any) -> None:
