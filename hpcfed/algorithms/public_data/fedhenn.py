@@ -237,9 +237,7 @@ def mean_of_clients(
     the round, whether or not they are in the cohort. They send representations or kernels, or the
     server computes them from the models that it has received.
     """
-    if method.setting != "heterogeneous" or not method.eta0:
-        return None
-    if not members:
+    if method.setting != "heterogeneous" or not method.eta0 or not members:
         return None
     if method.upload == "model":
         kernels = {

@@ -38,10 +38,7 @@ from torch import Tensor, nn
 from hpcfed import Client, Federation, Guide, Model, Paired, Params, RoundBased, Shard, sgd
 from hpcfed.algorithms.base import OWN_LOSS
 from hpcfed.algorithms.public_data.alignment import add_alignment
-from hpcfed.algorithms.public_data.kernels import (
-    mean_of_uploads,
-    send_kernel,
-)
+from hpcfed.algorithms.public_data.kernels import mean_of_uploads, send_kernel
 from hpcfed.config.conditions import Unused, field
 from hpcfed.models.model import in_head
 from hpcfed.models.variants import name_variant
@@ -93,7 +90,6 @@ class HeteroSSFL(RoundBased):
 
     def mean_kernel(self, fed: Federation, rad: Shard, cohort: list[int]) -> Tensor:
         """Return the mean of the cohort's kernels, normalised as a target, [L, L]; collective."""
-
         uploads = fed.stream(cohort, lambda client: send_kernel(fed, client, rad, self))
         return similarity.normalise_kernel(mean_of_uploads(fed, uploads, len(rad), self))
 
