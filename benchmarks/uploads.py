@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -70,8 +69,9 @@ def main() -> None:
     ]
     failed = measure(wanted, rows, options.side_by_side)
     for study in STUDIES:
-        write_table(study, rows)
-        draw(study, rows)
+        if names := data_with_runs(study, rows):
+            write_table(study, names, rows)
+            draw(study, names, rows)
     if failed:
         raise SystemExit("\n".join(failed))
 
@@ -89,15 +89,15 @@ def cells() -> Iterator[Cell]:
 def flags(cell: Cell) -> str:
     """The flags of a run over its study's job."""
     method = PLAN["methods"][cell.method].get("flags", "")
-    own = PLAN[cell.study].get("methods", {}).get(cell.method, "")
+    in_study = PLAN[cell.study].get("methods", {}).get(cell.method, "")
     variant = PLAN[cell.study]["variants"][cell.variant]
     start = f"--algorithm.name {cell.method} --data.name {cell.data} --seed {cell.seed}"
-    return " ".join(f"{start} {method} {own} {variant}".split())
+    return " ".join(f"{start} {method} {in_study} {variant}".split())
 
 
 def measure(wanted: list[Cell], rows: dict[str, Any], side_by_side: int) -> list[str]:
     """Run the cells, add their lines to `rows` and to the file, and return what failed."""
-    processes, lock, commit = Processes(), Lock(), describe_commit()
+    processes, lock = Processes(), Lock()
 
     def do(cell: Cell) -> str | None:
         path = FOLDER / "uploads" / f"{slug(cell.key)}.h5"
@@ -105,7 +105,7 @@ def measure(wanted: list[Cell], rows: dict[str, Any], side_by_side: int) -> list
         error = run(Run(HERE / PLAN[cell.study]["job"], words, path), FOLDER, processes)
         if error or not path.exists():
             return error
-        line = {"flags": flags(cell), "commit": commit, **figures(path, cell.method)}
+        line = {"flags": flags(cell), **figures(path, cell.method)}
         path.unlink()
         with lock:
             rows[cell.key] = line
@@ -123,14 +123,9 @@ def read() -> dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def describe_commit() -> str:
-    words = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def figures(path: Path, method: str) -> dict[str, float | None]:
+def figures(path: Path, method: str) -> dict[str, float | str | None]:
     """Accuracy of the last round (mean over clients, and of the worst tenth), bytes that a client
-    sends in a round, epsilon, seconds.
+    sends in a round, epsilon, seconds, and the commit of hpcfed; it ends in "+" if files differ.
     """
     record = load(path)
     scores = np.sort(record.column(COLUMNS[PLAN["methods"][method]["measure"]])[-1])
@@ -145,7 +140,12 @@ def figures(path: Path, method: str) -> dict[str, float | None]:
         "down": round(float(record.column("clients/down").sum()) / members, 1),
         "epsilon": epsilon if epsilon is None or np.isfinite(epsilon) else None,
         "seconds": round(float(record.column("rounds/seconds").sum()), 1),
+        "commit": shorten(record.header["commit"]),
     }
+
+
+def shorten(commit: str) -> str:
+    return commit[:8] + "+" * commit.endswith("+")
 
 
 def by_seed(rows: Mapping[str, Any], study: str, data: str, method: str, variant: str) -> list[Any]:
@@ -153,11 +153,15 @@ def by_seed(rows: Mapping[str, Any], study: str, data: str, method: str, variant
     return [line for line in lines if line]
 
 
-def write_table(study: str, rows: Mapping[str, Any]) -> None:
+def data_with_runs(study: str, rows: Mapping[str, Any]) -> list[str]:
+    return [data for data in DATA if any(key.startswith(f"{study}/{data}/") for key in rows)]
+
+
+def write_table(study: str, names: Sequence[str], rows: Mapping[str, Any]) -> None:
     """Write the study's table: mean accuracy over seeds, with the deviation, and bytes sent."""
     variants = list(PLAN[study]["variants"])
     text = []
-    for data in DATA:
+    for data in names:
         text += [f"**{data}**", "", f"| method | {' | '.join(variants)} |"]
         text += ["|---" * (1 + len(variants)) + "|"]
         for method in PLAN["methods"]:
@@ -182,10 +186,11 @@ def cell_text(lines: list[Any]) -> str:
     return f"{np.mean(scores):.3f}{spread} ({sent:,.2f} kB)"
 
 
-def draw(study: str, rows: Mapping[str, Any]) -> None:
+def draw(study: str, names: Sequence[str], rows: Mapping[str, Any]) -> None:
     """Draw accuracy against epsilon, or against bytes, one panel for each data set."""
     figure = Figure(figsize=SIZE, layout="constrained")
-    for data, axes in zip(DATA, figure.subplots(1, 2), strict=True):
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for data, axes in zip(names, panels, strict=True):
         for i, method in enumerate(name for name in PLAN["methods"] if name != "local"):
             points = list(points_of(study, rows, data, method))
             if not points:
@@ -210,8 +215,13 @@ def draw(study: str, rows: Mapping[str, Any]) -> None:
         axes.set_ylabel("accuracy, mean over clients", fontsize=POINTS)
         axes.tick_params(labelsize=POINTS)
         axes.grid(alpha=0.3)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=7, fontsize=POINTS - 1)
+    entries: dict[str, Any] = {}  # a method may have runs in one panel alone
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        entries.values(), entries, loc="outside upper center", ncols=7, fontsize=POINTS - 1
+    )
     figure.savefig(KEPT / f"{study}.png", dpi=200)
 
 

@@ -31,6 +31,7 @@ import report  # noqa: E402
 import runs  # noqa: E402
 import setting  # noqa: E402
 import studies  # noqa: E402
+import uploads  # noqa: E402
 from apart import Apart  # noqa: E402
 from launch import run_within  # noqa: E402
 from paired import RESULTS, Ratio, Row  # noqa: E402
@@ -275,3 +276,17 @@ def test_a_command_that_takes_too_long_is_ended_with_its_children_and_its_output
         3,
         "done\n",
     )
+
+
+def test_a_study_of_uploads_without_runs_writes_neither_table_nor_picture(tmp_path, monkeypatch):
+    cell = uploads.Cell("compression", "cifar10", "fedavg", "int8", 0)
+    line = {"accuracy": 0.5, "up": 2e3, "commit": "0123abcd", "flags": uploads.flags(cell)}
+    monkeypatch.setattr(uploads, "KEPT", tmp_path)
+    monkeypatch.setattr(uploads, "read", lambda: {cell.key: line})
+    monkeypatch.setattr(uploads, "measure", lambda *_: [])
+    monkeypatch.setattr(sys, "argv", ["uploads.py"])
+    uploads.main()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["compression.md", "compression.png"]
+    text = (tmp_path / "compression.md").read_text()
+    assert "| 0.500 (2.00 kB) |" in text and "1 of 294 runs. Commits: 0123abcd." in text
+    assert "fashion-mnist" not in text
