@@ -137,12 +137,8 @@ def ours(
     s = scale(BOUND * weights.max(), N)
     integers = {k: lambda k=k: on_grid(values[k], weights[k], s) for k in attendance.inputs}
     sums = total(execution, integers, lambda words: None) / math.ldexp(1, s)
-    mean, exact = (
-        sums[:-1] / sums[-1],
-        np.average(
-            values[list(attendance.inputs)].astype(float), 0, weights[list(attendance.inputs)]
-        ),
-    )
+    mean, senders = sums[:-1] / sums[-1], list(attendance.inputs)
+    exact = np.average(values[senders].astype(float), 0, weights[senders])
     return execution.costs, float(np.abs(mean - exact).max())
 
 
