@@ -67,14 +67,14 @@ def traffic(name: str) -> str:
     counted = np.array(
         [(*job.algorithm.traffic(fed, k), fed.shapes(k=k).nbytes) for k in range(fed.K)]
     )  # [K, 3]
-    down, up, whole = (f"{bytes_:,.0f}" for bytes_ in counted.mean(0))
+    down, up, trained = (f"{bytes_:,.0f}" for bytes_ in counted.mean(0))
     setting = (
         f"Bytes of a client in a round with the method's defaults, mean over 20 clients on digits "
         f"(10 classes, `models.d = 512`), {models}:"
     )
     return joined(
         setting,
-        table(("down", "up", "for comparison: what it trains"), [(down, up, whole)]),
+        table(("down", "up", "for comparison: what it trains"), [(down, up, trained)]),
         formula(cls),
     )
 
@@ -87,10 +87,10 @@ def known(name: str, *words: str) -> World:
 
 def formula(cls: type) -> str:
     """The method's own count, where it is not measured on a trial round."""
-    own = next(base for base in cls.__mro__ if "traffic" in vars(base))
-    if own.__module__ == "hpcfed.algorithms.base":
+    counts = next(base for base in cls.__mro__ if "traffic" in vars(base))
+    if counts.__module__ == "hpcfed.algorithms.base":
         return ""
     return joined(
         "What cannot be measured before a run, the method counts itself:",
-        block(inspect.cleandoc(inspect.getsource(own.traffic)), "python"),
+        block(inspect.cleandoc(inspect.getsource(counts.traffic)), "python"),
     )

@@ -66,8 +66,8 @@ def read_domain(domain: str, root: Path, download: bool) -> tuple[Split, Split]:
     y = np.concatenate([data.train.y, data.test.y])
     splits = []
     for rows in divide(y, source, domain):
-        new = rows >= len(data.train.y)
-        x = np.concatenate([data.train.x[rows[~new]], data.test.x[rows[new] - len(data.train.y)]])
+        trained, tested = np.split(rows, [np.searchsorted(rows, len(data.train.y))])
+        x = np.concatenate([data.train.x[trained], data.test.x[tested - len(data.train.y)]])
         splits.append(Split(as_colour(resize(x, SIZE)), y[rows]))
     if domain in BLENDED:
         photographs = vision.load(PHOTOGRAPHS, root, download).train.x

@@ -289,8 +289,8 @@ def title(record: Record) -> str:
 def data(about: dict[str, Any]) -> str:
     """Return a short description of a job's data."""
     skew = f"({about['alpha']:g})" if about["partition"] == "dirichlet" and "alpha" in about else ""
-    changes = [f", {change}" for change in image_changes(about.get("shift", {}))]
-    return f"{data_name(about)}, {about['partition']}{skew}{''.join(changes)}"
+    changes = image_changes(about.get("shift", {}))
+    return ", ".join([data_name(about), f"{about['partition']}{skew}", *changes])
 
 
 def image_changes(shift: dict[str, Any]) -> list[str]:
@@ -332,9 +332,9 @@ def main_table(results: dict[str, Any], whose: str, metric: str) -> Table:
     if pooled is not None:
         cells.insert(1, ("  pooled over all test examples", show(pooled), "", ""))
     if other := results.get("unseen"):
-        whose = "own models" if other["clients"] else "the server's model"
+        models = "own models" if other["clients"] else "the server's model"
         row = (show(other["mean"]), show(other["std"]), other["clients"] or "")
-        cells.append((printable(f"unseen domain {other['domain']}, {whose}"), *row))
+        cells.append((printable(f"unseen domain {other['domain']}, {models}"), *row))
     cells.append((f"best round: {top['round']}, selected on test data", show(top["mean"]), "", ""))
     return table(f"test {title_metric(metric)},>mean,>std,>clients", cells)
 

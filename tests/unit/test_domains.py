@@ -254,14 +254,14 @@ def test_the_summary_and_tables_have_the_score_on_the_unseen_domain(root: Path, 
     assert measures_of("accuracy")["unseen"].of(record) == (score, None)
     by_name = summary.facts(record)["natural_clients"]
     assert [one["name"] for one in by_name] == ["mnist", "svhn", "usps", "emnist-digits"]
-    own, received = record.columns["clients/accuracy"], record.arrays["final/accuracy_received"]
-    assert [one["accuracy"] for one in by_name] == own[-1].tolist()
+    after, received = record.columns["clients/accuracy"], record.arrays["final/accuracy_received"]
+    assert [one["accuracy"] for one in by_name] == after[-1].tolist()
     assert [one["received"] for one in by_name] == received.tolist()
     console = Console(width=120, record=True)
     console.print(summary.render(record))
     text = console.export_text()
     assert "unseen domain mnist-m, the server's model" in text and f"{score:.4f}" in text
-    assert re.search(rf"emnist-digits +{own[-1][3]:.4f} +{received[3]:.4f}", text)
+    assert re.search(rf"emnist-digits +{after[-1][3]:.4f} +{received[3]:.4f}", text)
 
 
 @pytest.mark.parametrize(
