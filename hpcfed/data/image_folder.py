@@ -8,7 +8,7 @@ from functools import partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -58,20 +58,18 @@ def read(folder: Path, how: Reading) -> DataSet:
     places = [train, test] if test else [train]
     by_folder = how.columns.client == FOLDER
     homes = [homes_of(place, how.domains) if by_folder else [place] for place in places]
-    classes = sorted({name for home in homes[0] for name in classes_of(home)})
+    classes = classes_in(homes[0])
     if not classes:
         inside = " in the folder of each client" if by_folder else ""
         raise DataError(
             f"{train}: holds no folders with images; make a folder for each class{inside}, and in "
             f"it files that end in {', '.join(ENDS[:3])} ..."
         )
-    tested = sorted({name for home in homes[-1] for name in classes_of(home)})
-    if test and (foreign := [name for name in tested if name not in classes]):
+    if test and (foreign := [name for name in classes_in(homes[1]) if name not in classes]):
         raise DataError(f"{test}: class {foreign[0]!r} is not in {train}; classes are its folders")
-    parts = [[listed(home, classes) for home in of_place] for of_place in homes]
-    files = [[file for of_home, _ in part for file in of_home] for part in parts]
-    for of_place, place in zip(files, places, strict=True):
-        if not of_place:
+    lists = [list_images(of_place, classes) for of_place in homes]
+    for images, place in zip(lists, places, strict=True):
+        if not images.files:
             deeper = not by_folder and any(classes_of(train / name) for name in classes)
             hint = f"set columns.client = '{FOLDER}' for CLIENT/CLASS/images, or " if deeper else ""
             raise DataError(f"{place}: holds no images; {hint}remove the folder, or fill it")
@@ -80,21 +78,23 @@ def read(folder: Path, how: Reading) -> DataSet:
     if by_folder:
         user_names = tuple(home.name for home in homes[0])
         users = [
-            np.repeat(client_numbers(of_place, user_names), [len(y) for _, y in part])
-            for of_place, part in zip(homes, parts, strict=True)
+            np.array(client_numbers(of_place, user_names))[images.homes]
+            for of_place, images in zip(homes, lists, strict=True)
         ]
     elif column := how.columns.client:
-        listings = [clients_of(*pair, column) for pair in zip(places, files, strict=True)]
+        listings = [
+            clients_of(place, images.files, column)
+            for place, images in zip(places, lists, strict=True)
+        ]
         users, user_names = clients(listings, column)
-    y = [np.concatenate([labels for _, labels in part]) for part in parts]
-    names = tuple(classes)
+    y, names = [images.labels for images in lists], tuple(classes)
     task: Task = Classification()
     if positive := how.columns.positive:
         y, names = positive_last(str(folder), y, names, positive)
         task = Binary()
-    images = [partial(each, of_place) for of_place in files]
+    splits = [partial(each, images.files) for images in lists]
     facts: Any = {"name": folder.resolve().name, "classes": names, "user_names": user_names}
-    return of_images(str(folder), images, y, users, task, how, **facts)
+    return of_images(str(folder), splits, y, users, task, how, **facts)
 
 
 def of_images(
@@ -145,6 +145,11 @@ def classes_of(folder: Path) -> list[str]:
     )
 
 
+def classes_in(homes: Sequence[Path]) -> list[str]:
+    """Return the names of the classes in some of these folders."""
+    return sorted({name for home in homes for name in classes_of(home)})
+
+
 def homes_of(folder: Path, domains: Sequence[str]) -> list[Path]:
     """Return the folders of clients in a folder.
 
@@ -168,16 +173,26 @@ def client_numbers(homes: Sequence[Path], names: Sequence[str]) -> list[int]:
     return [names.index(home.name) for home in homes]
 
 
-def listed(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
-    """Return the image files of all classes, and their labels."""
-    files, labels = [], []
-    for label, name in enumerate(classes):
-        place = folder / name
-        entries = os.listdir(place) if place.is_dir() else []  # a class may have no test images
-        mine = sorted(file for file in entries if file.lower().endswith(ENDS))
-        files += [place / file for file in mine]
-        labels += [label] * len(mine)
-    return files, np.array(labels, np.int64)
+class Images(NamedTuple):
+    """Image files of a split, their labels, and the numbers of the folders of clients."""
+
+    files: list[Path]
+    labels: np.ndarray  # [n], int64
+    homes: np.ndarray  # [n], int64
+
+
+def list_images(homes: Sequence[Path], classes: list[str]) -> Images:
+    """Return the image files of all classes in these folders, one folder after the other."""
+    files, labels, numbers = list[Path](), list[int](), list[int]()
+    for number, home in enumerate(homes):
+        for label, name in enumerate(classes):
+            place = home / name
+            entries = os.listdir(place) if place.is_dir() else []  # a class may have no test images
+            images = sorted(file for file in entries if file.lower().endswith(ENDS))
+            files += [place / file for file in images]
+            labels += [label] * len(images)
+            numbers += [number] * len(images)
+    return Images(files, np.array(labels, np.int64), np.array(numbers, np.int64))
 
 
 def clients_of(place: Path, files: list[Path], column: str) -> Table:
