@@ -104,9 +104,10 @@ class Federation:
     part in this round), `placement` (the rank of each client), `tallies` (what each client did),
     `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `edges` (servers
     between clients and this one), `account` (what the run has cost in privacy; None: nobody counts
-    it), `shapes_of_means` (of tensors of which clients send pieces, by name, as `note_shapes` notes
-    them), `begin` (opens a round), `data`, `gpu`, `trial` (whether only shapes and bytes count:
-    then a training takes one step or none, and a pass over examples computes three of them).
+    it) and its `noise_multiplier`, `shapes_of_means` (of tensors of which clients send pieces, by
+    name, as `note_shapes` notes them), `begin` (opens a round), `data`, `gpu`, `trial` (whether
+    only shapes and bytes count: then a training takes one step or none, and a pass over examples
+    computes three of them).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     pool: makes a client that holds all clients' data.
