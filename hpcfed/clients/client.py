@@ -20,6 +20,7 @@ from hpcfed.core.shapes import each, parts
 
 if TYPE_CHECKING:
     from hpcfed.clients.store import ClientStore
+    from hpcfed.data.dataset import Split
     from hpcfed.models import Model
     from hpcfed.models.flat import Skeleton
     from hpcfed.tasks import Task
@@ -56,6 +57,11 @@ class Shard:
         self.labels = y[rows]  # [n, ...], on the host; of classes [n], int64
         self._resident: Inputs | None = None
         self._resident_labels: tuple[np.ndarray, Tensor] | None = None  # on the host, the device
+
+    @classmethod
+    def of_split(cls, split: Split, device: torch.device) -> Shard:
+        """Return the shard of all examples of a split."""
+        return cls(split.x, split.y, np.arange(len(split.y)), device)
 
     def __len__(self) -> int:
         return len(self.rows)

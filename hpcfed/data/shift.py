@@ -63,6 +63,10 @@ class Change:
             noisy + self.noise * noise(rows, images.shape[1:], seed, part) if self.noise else noisy
         )
 
+    def apply(self, split: Split, rows: np.ndarray, seed: int, part: str) -> Split:
+        """Return these examples of a split with changed images; the arguments are as above."""
+        return Split(self(split.x, rows, seed, part), split.y[rows])
+
 
 def of_client(shift: Shift, k: int, clients: int) -> Change:
     """Return the change of client k's images."""
@@ -137,10 +141,8 @@ def repeat(data: DataSet, copies: int) -> DataSet:
     """Return the data with the training split as often as said: row g n + i is image i again."""
     if copies == 1:
         return data
-    train = data.train
-    users = None if train.users is None else np.tile(train.users, copies)
-    x = np.tile(train.x, (copies, 1, 1, 1))
-    return replace(data, train=Split(x, np.tile(train.y, copies), users))
+    rows = np.tile(np.arange(len(data.train.y)), copies)
+    return replace(data, train=data.train.take(rows))
 
 
 def check(shift: Shift, data: DataSet) -> None:

@@ -101,8 +101,8 @@ def unseen_tests(job: Job, world: World, device: torch.device) -> Shard | None:
     test, rows = world.data.test, world.unseen
     if job.unseen_degrees is None:
         return Shard(test.x, test.y, rows, device)
-    images = Change(degrees=job.unseen_degrees)(test.x, rows, job.seed, "test")
-    return Shard(images, test.y[rows], np.arange(len(rows)), device)
+    change = Change(degrees=job.unseen_degrees)
+    return Shard.of_split(change.apply(test, rows, job.seed, "test"), device)
 
 
 def weighted_task(

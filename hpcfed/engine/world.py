@@ -93,9 +93,7 @@ class World:
     def client_data(self, k: int, device: torch.device) -> tuple[Shard, Shard, Shard | None]:
         """Return client k's training and test examples, and those it holds out for validation."""
         if isinstance(self.partition, Synthetic):
-            train, test = (
-                Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.client_data(k)
-            )
+            train, test = (Shard.of_split(s, device) for s in self.partition.client_data(k))
             return train, test, None
         rows = self.partition
         modalities, trained = (self.held.own[k], self.held.train[k]) if self.held else (None, None)
@@ -118,8 +116,8 @@ class World:
         split = getattr(self.data, part)
         if not self.shift.active:
             return Shard(split.x, split.y, rows, device, only)
-        images = of_client(self.shift, k, len(self.architectures))(split.x, rows, self.seed, part)
-        return Shard(images, split.y[rows], np.arange(len(rows)), device)
+        change = of_client(self.shift, k, len(self.architectures))
+        return Shard.of_split(change.apply(split, rows, self.seed, part), device)
 
     def common_test(self, rank: int, ranks: int, device: torch.device) -> Shard:
         """Return this rank's part of the test split on which the server's model is evaluated.

@@ -92,16 +92,14 @@ class Sources:
     def client_data(self, k: int, which: str) -> Shard:
         """Return examples of client k, as it has them. which: "train" or "test"."""
         if isinstance(self.partition, Synthetic):
-            split = self.partition.client_data(k)[which == "test"]
-            return Shard(split.x, split.y, np.arange(len(split.y)), CPU)
+            return Shard.of_split(self.partition.client_data(k)[which == "test"], CPU)
         split, rows, only = getattr(self.data, which), getattr(self.shares, which)[k], None
         if self.data.modalities:
             assignment = self.held(self.data.modalities)
             only = (assignment.train if which == "train" else assignment.own)[k]
         if self.job.shift.active:
             change = shift.of_client(self.job.shift, k, self.job.clients)
-            images = change(split.x, rows, self.job.seed, which)
-            return Shard(images, split.y[rows], np.arange(len(rows)), CPU)
+            return Shard.of_split(change.apply(split, rows, self.job.seed, which), CPU)
         return Shard(split.x, split.y, rows, CPU, only)
 
 
