@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcfed.algorithms.trial import measure
 from hpcfed.core.errors import ConfigError, everywhere
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 
-def open_account(fed: Federation, method: Any) -> None:
+def open_account(fed: Federation) -> None:
     """Find the noise of the job, and open its account; collective.
 
     Raises ConfigError, on all ranks, for a method of which no account can be kept.
@@ -24,11 +24,11 @@ def open_account(fed: Federation, method: Any) -> None:
         measured = measure(fed)
         uploads = measured.uploads
         if privacy.sampling:
-            check_cohorts(fed, method)
+            check_cohorts(fed)
         if fed.account:
             each = measured.releases if privacy.by == "examples" else uploads
             # with sampled cohorts each round costs all clients alike
-            turns = fed.job.rounds if privacy.sampling else busiest(fed, method)
+            turns = fed.job.rounds if privacy.sampling else busiest(fed)
             fed.account.open(fed.comm, max(1, each), turns)
         if fed.rule:
             fed.rule.open(fed)
@@ -36,8 +36,9 @@ def open_account(fed: Federation, method: Any) -> None:
         raise everywhere(error) from None
 
 
-def check_cohorts(fed: Federation, method: Any) -> None:
+def check_cohorts(fed: Federation) -> None:
     """Raise ConfigError if a method does not take the cohorts that the job's selection draws."""
+    method = fed.job.algorithm
     for t in range(fed.job.rounds):
         if method.cohort(fed, t) != fed.sample(t):
             raise ConfigError(
@@ -47,8 +48,9 @@ def check_cohorts(fed: Federation, method: Any) -> None:
             )
 
 
-def busiest(fed: Federation, method: Any) -> int:
+def busiest(fed: Federation) -> int:
     """Return the largest number of rounds in which a client takes part, as far as it is known."""
+    method = fed.job.algorithm
     if fed.choice.learns or fed.cohort_size == fed.K or not hasattr(method, "cohort"):
         return fed.job.rounds
     turns = Counter(k for t in range(fed.job.rounds) for k in method.cohort(fed, t))

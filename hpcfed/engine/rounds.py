@@ -218,7 +218,7 @@ class Rounds:
             else Synchronous(fed, algorithm, state, self.balance)
         )
         self.evaluation.state_of = self.schedule.state_of
-        open_account(fed, algorithm)
+        open_account(fed)
 
     def step(self, flags: Flags = dict) -> tuple[Row, dict[str, bool]]:
         """Run one round; collective.

@@ -64,7 +64,7 @@ def attempt(course: Course, comm: Comm) -> int:
     warn(fed, decided)
     check_privacy(fed)
     if folder is None:
-        open_account(fed, job.algorithm)
+        open_account(fed)
         if comm.rank == 0:
             dryrun.show(job, decided, fed)
         return DONE

@@ -44,12 +44,12 @@ def install(fed: Federation) -> None:
         fed.transforms.append(CentralBound(privacy))
         fed.rule = CorrelatedMean(job)
     if privacy.has_noise:
-        fed.account = open_account(fed)
+        fed.account = make_account(fed)
     if fed.job.secure.by != "none":
         install_secure_sums(fed)
 
 
-def open_account(fed: Federation) -> Account:
+def make_account(fed: Federation) -> Account:
     """Return the account of the noise of a federation's job."""
     job, rule = fed.job, fed.rule
     if job.privacy.by == "examples":
