@@ -101,7 +101,7 @@ def common(fed: Federation, predict: Predict, test: Shard | None = None) -> floa
     It is the same for any number of ranks. A model that draws answers each example by itself, from
     a stream of the example's own.
     """
-    test, task = test or fed.data.test, fed.task
+    test, task = fed.data.test if test is None else test, fed.task
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
         with rng.scoped(fed.seed, "evaluate", "common", device=fed.device) as has_drawn:

@@ -230,6 +230,14 @@ def test_without_a_servers_model_each_client_is_scored_on_the_unseen_angle():
     assert row["rounds/accuracy_unseen"] == np.mean(expected)
 
 
+def test_a_rank_without_an_unseen_example_adds_no_other_one():
+    settings = unseen_job("fedavg", "--models.mix", "mlp", "--data.test_limit", "2")
+    alone = toy.run(Serial(), settings)
+    for outcome in spmd(3, lambda comm: toy.run(comm, settings)):
+        assert toy.differences(outcome, alone) == []
+    assert {row["rounds/accuracy_unseen"] for row in alone.rows} <= {0, 0.5, 1}
+
+
 @pytest.mark.parametrize("method", ["fedavg", "local", "ditto"])
 def test_ranks_do_not_matter_to_the_unseen_domain_and_it_changes_nothing(method: str):
     settings = unseen_job(method, "--models.mix", "mlp")
