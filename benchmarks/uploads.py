@@ -24,6 +24,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from runs import FOLDER, RESULTS, Processes, Run, run, slug
 
+from hpcfed.report.fairness import worst_tenth
+from hpcfed.results import privacy, summary
 from hpcfed.storage.results import load
 
 HERE = Path(__file__).parent
@@ -128,17 +130,15 @@ def figures(path: Path, method: str) -> dict[str, float | str | None]:
     sends in a round, epsilon, seconds, and the commit of hpcfed; it ends in "+" if files differ.
     """
     record = load(path)
-    scores = np.sort(record.column(COLUMNS[PLAN["methods"][method]["measure"]])[-1])
+    scores = record.column(COLUMNS[PLAN["methods"][method]["measure"]])[-1]
     scores = scores[np.isfinite(scores)]
-    members = max(1.0, float(record.column("clients/cohort").sum()))
-    columns = record.columns
-    epsilon = float(columns["rounds/epsilon"][-1]) if "rounds/epsilon" in columns else None
+    traffic = summary.traffic(record)
     return {
         "accuracy": round(float(scores.mean()), 5),
-        "worst_tenth": round(float(scores[: -(-len(scores) // 10)].mean()), 5),
-        "up": round(float(record.column("clients/up").sum()) / members, 1),
-        "down": round(float(record.column("clients/down").sum()) / members, 1),
-        "epsilon": epsilon if epsilon is None or np.isfinite(epsilon) else None,
+        "worst_tenth": round(worst_tenth(scores, high=True), 5),
+        "up": round(float(traffic["up_per_client_round"]), 1),
+        "down": round(float(traffic["down_per_client_round"]), 1),
+        "epsilon": privacy.facts(record).get("epsilon"),
         "seconds": round(float(record.column("rounds/seconds").sum()), 1),
         "commit": shorten(record.header["commit"]),
     }
