@@ -24,7 +24,7 @@ the hooks in this order:
 follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`, `trains_parts`,
-`trains`, `draws_widths`, `samples_cohorts`, `one_at_a_time`, `edges`,
+`trains`, `draws_widths`, `in_virtual_time`, `samples_cohorts`, `one_at_a_time`, `edges`,
 `variants`, `proxy_variant`, `per`. Each is a ClassVar, or a property if it depends on an option.
 """
 
@@ -109,6 +109,10 @@ class Method(Section):
     trains: ClassVar[Any] = ()
     # bool, whether each client's width is drawn anew from models.widths in each round
     draws_widths: ClassVar[Any] = False
+    # whether clients work at their own pace in virtual time, without rounds
+    in_virtual_time: ClassVar[bool] = False
+    # whether `fed.sample` draws the cohorts, so that the job's selection has an effect
+    samples_cohorts: ClassVar[bool] = False
     # bool, whether the clients of a round work one after the other, so that a round lasts as long
     # as all of them together
     one_at_a_time: ClassVar[bool] = False
@@ -233,7 +237,6 @@ class RoundBased(Method):
 
     # Per, what has a weight of its own in the mean of the uploads, as in `fed.mean`
     per: ClassVar[Any] = "mean"
-    # whether `fed.sample` draws the cohorts, so that the job's selection has an effect
     samples_cohorts: ClassVar[bool] = True
 
     weighting: Literal["samples", "uniform"] = "samples"

@@ -131,6 +131,7 @@ class EventBased(Method):
     """
 
     keeps_stragglers: ClassVar[bool] = True
+    in_virtual_time: ClassVar[bool] = True
     # whether the server merges results; otherwise each client merges its own
     to_server: ClassVar[bool] = True
 

@@ -246,7 +246,7 @@ def check_selection(job: Job) -> None:
     if chosen.by == "uniform":
         return
     m = job.cohort_size
-    if not getattr(job.algorithm, "samples_cohorts", False):
+    if not job.algorithm.samples_cohorts:
         raise ConfigError(
             f"{where}: {job.algorithm.name} schedules its clients itself; set "
             f"selection.by = 'uniform'"

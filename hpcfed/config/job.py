@@ -185,7 +185,7 @@ class Job(Limited):
         method, privacy = self.algorithm, self.privacy
         local = {f"local.{name}": value for name, value in method.local_defaults.items()}
         needed: dict[str, Any] = {}
-        samples = privacy.sampling and getattr(method, "samples_cohorts", False)
+        samples = privacy.sampling and method.samples_cohorts
         if samples and (self.cohort_size < self.clients or privacy.sampling == "cyclic"):
             needed["selection.by"] = privacy.sampling
         if privacy.bounds and not privacy.cap and "weighting" in type(method).model_fields:

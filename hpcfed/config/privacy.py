@@ -131,7 +131,7 @@ def refusals(job: Job) -> Iterator[str]:
         yield "noise hides an example only if its gradient is bounded; set privacy.clip"
     if not privacy.bounds:
         return
-    if not hasattr(method, "samples_cohorts"):
+    if method.in_virtual_time:
         yield (
             f"{method.name} works without rounds, and how often a client sends then depends on the "
             f"others; take a method that works in rounds, such as fedavg"

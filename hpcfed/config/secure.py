@@ -79,7 +79,7 @@ def check_secure(job: Job) -> None:
         raise ConfigError(
             f"{where}: edge servers would get the uploads that it hides; remove [edges]"
         )
-    if hasattr(job.algorithm, "to_server"):
+    if job.algorithm.in_virtual_time:
         raise ConfigError(
             f"{where}: the results of {job.algorithm.name} arrive one by one in virtual time, so "
             f"that no sum hides them; take a method that works in rounds, such as fedavg"

@@ -103,6 +103,11 @@ def nbytes(value: Any) -> int:
     return sum(tensor.nbytes for _, tensor in tensors(value))
 
 
+def bytes_of_bits(n: int) -> int:
+    """Return the bytes of n bits in a message."""
+    return -(-n // 8)
+
+
 def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.ndarray]]:
     """Iterate over the tensors and arrays in a value, each with its name; skip other values."""
     if isinstance(value, LEAVES):

@@ -77,7 +77,7 @@ def placement(
 def time_and_disk(job: Job, facts: World, fed: Federation) -> list[str]:
     """Return lines about the time of local training and the size of checkpoints."""
     lines = []
-    if getattr(job.algorithm, "samples_cohorts", False) and (each := local_seconds(facts, fed)):
+    if job.algorithm.samples_cohorts and (each := local_seconds(facts, fed)):
         each *= job.participation
         lines.append(
             f"local training: about {duration(each)} a round on the busiest rank, "

@@ -31,7 +31,7 @@ class World:
     def __init__(self, up: Codec | None = None, down: Codec | None = None, feedback: Any = "none"):
         self.transform = Compression(up, down, feedback)
         self.client: Any = SimpleNamespace(id=3, memory={})
-        algorithm = SimpleNamespace(round=None)
+        algorithm = SimpleNamespace(in_virtual_time=False)
         self.fed: Any = SimpleNamespace(
             seed=0,
             t=0,

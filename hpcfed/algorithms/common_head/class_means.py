@@ -1,10 +1,14 @@
 """Mean representations by class, which clients send in place of weights."""
 
+from collections.abc import Callable
+from typing import Any, Literal
+
 import torch
 import torch.nn.functional as F
 
-from hpcfed import Client, Federation, Upload
+from hpcfed import Client, Federation, Model, Upload
 from hpcfed.training.infer import class_sums, represent
+from hpcfed.training.losses import nearest
 
 
 def class_means(fed: Federation, client: Client, relu: bool = False) -> Upload:
@@ -20,6 +24,18 @@ def class_means(fed: Federation, client: Client, relu: bool = False) -> Upload:
     present = counts > 0
     means = (sums[present] / counts[present, None]).float()
     return Upload(mean=means, label=present.nonzero()[:, 0].int())
+
+
+def choose_predictor(
+    model: Model, proto: torch.Tensor, inference: Literal["prototype", "head"]
+) -> Callable[[Any], torch.Tensor]:
+    """Return what predicts by the nearest prototype; by the model's head if there is none.
+
+    proto: [C, d]; a row is nan if no client has sent the class yet.
+    """
+    if inference == "head" or proto.isnan().all():
+        return model
+    return lambda x: nearest(model.body(x), proto)
 
 
 def join_means(sent: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:

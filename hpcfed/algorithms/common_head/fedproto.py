@@ -44,10 +44,11 @@ from hpcfed import (
     Upload,
 )
 from hpcfed.algorithms.base import OWN_LOSS
+from hpcfed.algorithms.common_head.class_means import choose_predictor
 from hpcfed.config.conditions import Unused, field, other_than, unless
 from hpcfed.training import examples
 from hpcfed.training.infer import class_sums, represent
-from hpcfed.training.losses import nearest, to_prototypes
+from hpcfed.training.losses import to_prototypes
 
 
 class FedProto(RoundBased):
@@ -112,10 +113,7 @@ class FedProto(RoundBased):
         return value + self.lam * to_prototypes(z, state["proto"][y], self.reduction)
 
     def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
-        model = client.model
-        if self.inference == "head" or state["proto"].isnan().all():
-            return model
-        return lambda x: nearest(model.body(x), state["proto"])
+        return choose_predictor(client.model, state["proto"], self.inference)
 
     def collect(
         self, fed: Federation, client: Client, received: Params, t: int

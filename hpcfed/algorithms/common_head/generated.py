@@ -17,9 +17,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor, nn
 
 from hpcfed import Client, Federation, Model, Params, RoundBased, Upload, rng
-from hpcfed.algorithms.common_head.class_means import class_means, join_means
+from hpcfed.algorithms.common_head.class_means import choose_predictor, class_means, join_means
 from hpcfed.config.conditions import Unused, field, other_than
-from hpcfed.training.losses import nearest
 from hpcfed.training.server import fit
 
 # otherwise prototypes change neither training nor predictions
@@ -104,10 +103,7 @@ class GeneratedPrototypes(RoundBased):
         return value + self.lam * self.to_prototypes(z, state["proto"][y]) if self.lam else value
 
     def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:
-        model, proto = client.model, self.model(state)["proto"]
-        if self.inference == "head" or proto.isnan().all():
-            return model
-        return lambda x: nearest(model.body(x), proto)
+        return choose_predictor(client.model, state.proto["proto"], self.inference)
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         self.train(fed, client, fed.down(client, self.offer(fed, client, state)), t)

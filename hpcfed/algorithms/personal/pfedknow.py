@@ -68,6 +68,7 @@ from hpcfed.algorithms.base import (
 )
 from hpcfed.algorithms.personal.slimming import Pruned, Slimming, peer_weights
 from hpcfed.config.conditions import Unused, field
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.models.widths import Units
 from hpcfed.training.infer import logits, outputs
 from hpcfed.training.losses import distil, soften
@@ -139,7 +140,7 @@ class PFedKnow(RoundBased):
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the most: a first round, with the first model and an unpruned taught one."""
         full = fed.shapes(k=k).nbytes
-        return 2 * full, full + -(-slimming(fed).channels // 8)
+        return 2 * full, full + bytes_of_bits(slimming(fed).channels)
 
     def init(self, fed: Federation) -> State:
         kind = fed.architectures[0]

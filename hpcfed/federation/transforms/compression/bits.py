@@ -12,6 +12,8 @@ import math
 
 import numpy as np
 
+from hpcfed.core.payload import bytes_of_bits
+
 GOLDEN = (math.sqrt(5) - 1) / 2
 PACKED, BITMAP, GOLOMB = range(3)  # the first byte of encoded positions
 
@@ -35,7 +37,7 @@ class Reader:
 
     def numbers(self, n: int, width: int) -> np.ndarray:
         """Return the next n numbers that `pack` has written."""
-        return unpack(self.bytes(-(-n * width // 8)), n, width)
+        return unpack(self.bytes(bytes_of_bits(n * width)), n, width)
 
     def peek(self) -> memoryview:
         """Return all bytes that have not been read."""
@@ -98,7 +100,7 @@ def pack_positions(positions: np.ndarray, n: int) -> bytes:
 
 def most_bytes(k: int, n: int) -> int:
     """Return the most bytes that k of n positions take."""
-    return 0 if k in (0, n) else 1 + min(-(-k * width_of(n) // 8), -(-n // 8))
+    return 0 if k in (0, n) else 1 + min(bytes_of_bits(k * width_of(n)), bytes_of_bits(n))
 
 
 def bitmap(positions: np.ndarray, n: int) -> bytes:
@@ -127,14 +129,14 @@ def read_positions(reader: Reader, k: int, n: int) -> np.ndarray:
     if form == PACKED:
         return reader.numbers(k, width_of(n))
     if form == BITMAP:
-        bits = np.unpackbits(reader.array("u1", -(-n // 8)), count=n)
+        bits = np.unpackbits(reader.array("u1", bytes_of_bits(n)), count=n)
         return np.flatnonzero(bits)
     b = golomb_bits(k / n)
     longest = k * (1 + b) + (n >> b)  # the quotients add up to at most n / 2^b
-    bits = np.unpackbits(np.frombuffer(reader.peek()[: -(-longest // 8)], np.uint8))
+    bits = np.unpackbits(np.frombuffer(reader.peek()[: bytes_of_bits(longest)], np.uint8))
     ends = np.flatnonzero(bits == 0)[:k]
     start = int(ends[-1]) + 1
     remainders = from_bits(bits[start : start + k * b].reshape(k, b))
-    reader.bytes(-(-(start + k * b) // 8))
+    reader.bytes(bytes_of_bits(start + k * b))
     quotients = np.diff(ends, prepend=-1) - 1
     return np.cumsum((quotients << b) + remainders + 1) - 1

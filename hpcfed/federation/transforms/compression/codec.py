@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core import rng
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.compression.bits import Reader
 
 Shape = tuple[int, ...]
@@ -96,7 +97,7 @@ class Codec:
         """
         reader = Reader(message)
         large = [i for i, shape in enumerate(shapes) if self._is_large(shape)]
-        flags = np.unpackbits(reader.array("u1", -(-len(large) // 8)), count=len(large))
+        flags = np.unpackbits(reader.array("u1", bytes_of_bits(len(large))), count=len(large))
         encoded = [i for i, raw in zip(large, flags.tolist(), strict=True) if not raw]
         tensors = {
             i: reader.array("f4", math.prod(shape)).reshape(shape)
@@ -122,7 +123,7 @@ class Codec:
         small = sum(4 * math.prod(shape) for shape in shapes if not self._is_large(shape))
         if self.together and large:
             large = [(sum(map(math.prod, large)),)]
-        flags = -(-sum(map(self._is_large, shapes)) // 8)
+        flags = bytes_of_bits(sum(map(self._is_large, shapes)))
         return (
             flags
             + small

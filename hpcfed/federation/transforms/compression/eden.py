@@ -21,6 +21,7 @@ import numpy as np
 from scipy.linalg import solve_banded
 from scipy.special import ndtr, ndtri
 
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.compression.bits import Reader, pack
 from hpcfed.federation.transforms.compression.codec import Codec, Shape
 
@@ -69,7 +70,7 @@ class EDEN(Codec):
     def most_bytes_of(self, shape: Shape) -> int:
         parts = slices(int(np.prod(shape)))
         values = sum(rows * D for _, _, D, rows in parts)
-        return 4 * sum(rows for *_, rows in parts) + -(-self.bits * values // 8)
+        return 4 * sum(rows for *_, rows in parts) + bytes_of_bits(self.bits * values)
 
 
 def slices(n: int) -> list[tuple[int, int, int, int]]:
@@ -93,7 +94,7 @@ def slices(n: int) -> list[tuple[int, int, int, int]]:
 
 def random_signs(n: int, generator: np.random.Generator) -> np.ndarray:
     """Return n random signs, float64."""
-    bits = np.unpackbits(np.frombuffer(generator.bytes(-(-n // 8)), np.uint8), count=n)
+    bits = np.unpackbits(np.frombuffer(generator.bytes(bytes_of_bits(n)), np.uint8), count=n)
     return 1.0 - 2.0 * bits
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.compression.bits import Reader, pack, width_of
 from hpcfed.federation.transforms.compression.codec import Codec, Shape
 
@@ -54,4 +55,4 @@ class QSGD(Codec):
 
     def most_bytes_of(self, shape: Shape) -> int:
         n = int(np.prod(shape))
-        return 4 * -(-n // self.bucket) + -(-n * self.width // 8)
+        return 4 * -(-n // self.bucket) + bytes_of_bits(n * self.width)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.compression.bits import Reader
 from hpcfed.federation.transforms.compression.codec import Codec, Shape
 
@@ -41,4 +42,4 @@ class Sign(Codec):
         return np.where(negative, -magnitude, magnitude)
 
     def most_bytes_of(self, shape: Shape) -> int:
-        return (4 if self.eta is None else 0) + -(-int(np.prod(shape)) // 8)
+        return (4 if self.eta is None else 0) + bytes_of_bits(int(np.prod(shape)))

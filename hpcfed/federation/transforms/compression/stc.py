@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.compression.bits import Reader
 from hpcfed.federation.transforms.compression.topk import TopK
 
@@ -25,4 +26,4 @@ class STC(TopK):
         return np.where(negative, -magnitude, magnitude)
 
     def bytes_of_values(self, k: int) -> int:
-        return 4 + -(-k // 8)
+        return 4 + bytes_of_bits(k)

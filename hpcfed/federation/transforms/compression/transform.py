@@ -34,7 +34,7 @@ from torch import Tensor
 
 from hpcfed.core import rng
 from hpcfed.core.params import Mean
-from hpcfed.core.payload import nbytes
+from hpcfed.core.payload import bytes_of_bits, nbytes
 from hpcfed.federation.transforms.compression.codec import Codec
 from hpcfed.federation.upload import Transform, Upload
 
@@ -138,7 +138,7 @@ class Compression(Transform):
         rest = nbytes(value) - sum(v.tensor.nbytes for v in values)
         if fed.trial:  # of a client that has received such a value before
             size = self.down.most_bytes([v.tensor.shape for v in values])
-            return value, rest + size + flag_bytes(len(values))
+            return value, rest + size + bytes_of_bits(len(values))
         key = str(self._number_of_download(fed, client))
         state = State(client, "down", key)
         repeated, starts, targets = [], [], []
@@ -155,7 +155,7 @@ class Compression(Transform):
         received: dict[str, Tensor] = {v.path: v.tensor for v in values}
         if repeated:
             decoded, length = self._exchange(fed, client, self.down, "down", key, targets)
-            rest += length + flag_bytes(len(repeated))
+            rest += length + bytes_of_bits(len(repeated))
             for v, start, target, code in zip(repeated, starts, targets, decoded, strict=True):
                 if code.tobytes() != target.tobytes():
                     received[v.path] = tensor(start + code, v.tensor)
@@ -281,7 +281,7 @@ def turn_of(fed: Federation, client: Client) -> int:
 
 def in_virtual_time(fed: Federation) -> bool:
     """Return whether a client may have any number of turns in a round, all of them alike."""
-    return hasattr(fed.job.algorithm, "to_server")
+    return fed.job.algorithm.in_virtual_time
 
 
 def values_of(part: Any, reference: Any = None, path: str = "") -> Iterator[Value]:
@@ -371,8 +371,3 @@ def nearer(x: np.ndarray, before: np.ndarray) -> np.ndarray:
         return np.zeros_like(x)
     near = np.linalg.norm(np.float64(x) - before) <= np.linalg.norm(np.float64(x))
     return before if near else np.zeros_like(x)
-
-
-def flag_bytes(n: int) -> int:
-    """Return the bytes of one bit for each of n tensors."""
-    return -(-n // 8)

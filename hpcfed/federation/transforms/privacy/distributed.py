@@ -28,6 +28,7 @@ from hpcfed.core import rng
 from hpcfed.core.averaging import weight_shape
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params, Per, Term
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.sealed import MeanRule, Sealed
 from hpcfed.federation.transforms.bounded import (
     ROUNDED,
@@ -94,7 +95,7 @@ class Shares(CentralBound):
                     }
                 )
             )
-            sizes[name] = -(-grid.bits * lengths[name] // 8)
+            sizes[name] = bytes_of_bits(grid.bits * lengths[name])
             start = stop
         return clipped.changed(parts, sizes=sizes)
 

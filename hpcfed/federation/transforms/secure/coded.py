@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.secure import field
 from hpcfed.federation.transforms.secure.attendance import (
     ANSWERS,
@@ -26,7 +27,7 @@ from hpcfed.federation.transforms.secure.attendance import (
     SHARES,
     Attendance,
 )
-from hpcfed.federation.transforms.secure.costs import Cost, bits
+from hpcfed.federation.transforms.secure.costs import Cost
 from hpcfed.federation.transforms.secure.keys import (
     KEY,
     WORD,
@@ -197,7 +198,7 @@ class CodedSum:
         """Return what client k of this rank sends for its values, [m] uint64: [2, m] uint32."""
         masked = self.members[k].mask(values.view(np.int64))
         self.costs[k].up[INPUTS] = masked.nbytes
-        self.costs[k].down[INPUTS] = bits(len(self.attendance.keys))
+        self.costs[k].down[INPUTS] = bytes_of_bits(len(self.attendance.keys))
         return masked
 
     def unmask(self, total: np.ndarray) -> np.ndarray:

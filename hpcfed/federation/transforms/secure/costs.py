@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.secure.attendance import (
     ANSWERS,
     INPUTS,
@@ -82,7 +83,7 @@ def pairwise_cost(
             cost.down[SHARES] = sealed * peers[SHARES]
         if last >= INPUTS and k in present[INPUTS]:
             cost.up[INPUTS] = math.ceil(words * sizes.value)
-            cost.down[INPUTS] = bits(1 + peers[KEYS])
+            cost.down[INPUTS] = bytes_of_bits(1 + peers[KEYS])
         if last >= ANSWERS and k in present[ANSWERS]:
             cost.up[ANSWERS] = sizes.share * (1 + peers[SHARES])
     return costs
@@ -112,15 +113,10 @@ def coded_cost(
             cost.down[SHARES] = sealed * others[SHARES]
         if last >= INPUTS and k in present[INPUTS]:
             cost.up[INPUTS] = int(words * sizes.value)
-            cost.down[INPUTS] = bits(len(attendance.keys))
+            cost.down[INPUTS] = bytes_of_bits(len(attendance.keys))
         if last >= ANSWERS and k in present[ANSWERS]:
             cost.up[ANSWERS] = int(piece * sizes.value)
     return costs
-
-
-def bits(n: int) -> int:
-    """Return the bytes of n bits, with which the server says who has sent masked values."""
-    return -(-n // 8)
 
 
 def add_pairwise_seconds(

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.secure import shamir
 from hpcfed.federation.transforms.secure.attendance import (
     ANSWERS,
@@ -28,7 +29,7 @@ from hpcfed.federation.transforms.secure.attendance import (
     SHARES,
     Attendance,
 )
-from hpcfed.federation.transforms.secure.costs import Cost, bits
+from hpcfed.federation.transforms.secure.costs import Cost
 from hpcfed.federation.transforms.secure.graph import Graph
 from hpcfed.federation.transforms.secure.keys import (
     KEY,
@@ -168,8 +169,8 @@ class PairwiseSum:
     def masked(self, k: int, values: np.ndarray) -> np.ndarray:
         """Return what client k of this rank sends for its values, [m] uint64; works in place."""
         masked = self.members[k].mask(values, self._among(k, SHARES))
-        self.costs[k].up[INPUTS] = bits(self.bits_sent * len(masked))
-        self.costs[k].down[INPUTS] = bits(1 + len(self._among(k, KEYS)))
+        self.costs[k].up[INPUTS] = bytes_of_bits(self.bits_sent * len(masked))
+        self.costs[k].down[INPUTS] = bytes_of_bits(1 + len(self._among(k, KEYS)))
         return masked
 
     def unmask(self, total: np.ndarray) -> np.ndarray:
