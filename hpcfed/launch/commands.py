@@ -512,6 +512,16 @@ DOCTOR = (
 )
 
 
+IMPORT = (
+    argument("library", choices=("pfllib", "htfllib")),
+    argument("words", nargs="*", metavar="FLAGS", help="-- and the flags of python main.py"),
+    argument(
+        "--generate",
+        default="noniid - dir",
+        metavar="WORDS",
+        help="words of python generate_DATA.py, which made the partition; default: 'noniid - dir'",
+    ),
+)
 COMPLETION = (
     argument("shell", choices=("bash", "zsh", "tcsh"), help="shell that the script is for"),
 )
@@ -661,6 +671,11 @@ COMMANDS = {
         *PLAN,
         JSON,
         fields=True,
+    ),
+    "import": command(
+        "hpcfed.launch.pfllib:job_of",
+        "print the job that a command line of PFLlib or HtFLlib becomes",
+        *IMPORT,
     ),
     "completion": command(
         "hpcfed.cli:completion", "print a script for completion in a shell", *COMPLETION
