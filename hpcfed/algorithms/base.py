@@ -245,7 +245,7 @@ class RoundBased(Method):
     @property
     def default_client_round(self) -> bool:
         """Whether `loss` and `offer` are the only hooks of the client's round that are replaced."""
-        return is_plain(self, "receive", "local", "round")
+        return is_plain(self, "receive", "local", "train", "round")
 
     @property
     def edges(self) -> str:

@@ -295,6 +295,11 @@ ALGORITHMS = {
             "a common body for a random head; personal after fine-tuning",
             "oh2022fedbabu",
         ),
+        fedrod=(
+            "FedRoD",
+            "a common model of balanced classes, and a personal head that adds to its logits",
+            "chen2022fedrod",
+        ),
         fedbn=("FedBN", "all but batch normalisation is common", "li2021fedbn"),
         perfedavg=("PerFedAvg", "an initial model that one step adapts", "fallah2020"),
         pfedme=("PFedMe", "personal models near a common one", "dinh2020"),

@@ -102,5 +102,8 @@ VARIANTS = {
         "FedMRL's projector of both representations",
         of_pair=True,
     ),
+    "heads": Change(
+        "hpcfed.algorithms.personal.fedrod:add_head", "FedRoD's second head of each client"
+    ),
     "adapter": Change("hpcfed.models.clip:attend", "FedCLIP's adapter"),
 }

@@ -45,6 +45,7 @@ BYTES = {  # claim: (method, flags), (values received, values sent) by client 4 
     "mifa: models": (("mifa",), (MLP, MLP)),
     "fedper: bodies": (("fedper",), (MLP - HEAD, MLP - HEAD)),
     "fedbabu: bodies": (("fedbabu",), (MLP - HEAD, MLP - HEAD)),
+    "fedrod: models with one head": (("fedrod",), (MLP, MLP)),
     "feddane: models and gradients": (("feddane",), (2 * MLP, 2 * MLP)),
     "cyclic: a model a visit": (("cyclic",), (MLP, MLP)),
     "pfedbayes: means and rhos": (("pfedbayes",), (2 * MLP, 2 * MLP)),

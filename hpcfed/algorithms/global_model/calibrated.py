@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hpcfed import Client, Federation, Mean, Model, Params, RoundBased, Upload
+from hpcfed import Client, Federation, Model, Params, RoundBased
 
 
 class Calibrated(RoundBased):
@@ -27,9 +27,6 @@ class Calibrated(RoundBased):
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         return client.task.loss(self.calibrate(model(x), state["calibration"]), y)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        download = fed.down(client, state)
-        self.receive(client, download)
+    def train(self, fed: Federation, client: Client, received: Params, t: int, **how: Any) -> int:
         calibration = self.calibration(fed.label_counts[client.id]).to(fed.device)
-        self.train(fed, client, Params(calibration=calibration), t)  # which is never sent
-        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=download)
+        return super().train(fed, client, Params(calibration=calibration), t, **how)

@@ -1,0 +1,40 @@
+"""Models of which each client keeps a part of its own, beside the model that all clients share."""
+
+from copy import deepcopy
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from hpcfed.models.model import Head, Model
+
+
+class WithPersonal(Model):
+    """A common model, body and head, and a client's own copy of its head or of all of it.
+
+    The parameters of the copy are named "personal. ...", and start as those that they are copies
+    of. Subclasses say in `forward` how both predict together.
+    """
+
+    def __init__(self, model: Model, part: Literal["head", "model"]):
+        super().__init__(model.body, model.head)
+        self.memory_format, self.last = model.memory_format, model.last
+        self.part = part
+        self.personal = cast(Any, deepcopy(model.head if part == "head" else model))
+
+    @torch.no_grad()
+    def copy_common(self) -> None:
+        """Give the client's copy the weights of the common model."""
+        weights = dict(self.named_parameters()) | dict(self.named_buffers())
+        prefix = "head." if self.part == "head" else ""
+        for name, value in (*self.personal.named_parameters(), *self.personal.named_buffers()):
+            value.copy_(weights[prefix + name])
+
+    def classify_common(self, x: Any) -> Tensor:
+        """Return the logits of the common model alone, [n, C]."""
+        return cast(Head, self.head)(self.body(x))
+
+
+def in_common(name: str) -> bool:
+    """Return whether the tensor of this name belongs to the common model."""
+    return name.startswith(("body.", "head."))
