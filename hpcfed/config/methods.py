@@ -285,6 +285,11 @@ ALGORITHMS = {
             "models of several depths; last layers of shallow ones learn from deeper ones",
             "liu2022inclusivefl",
         ),
+        depthfl=(
+            "DepthFL",
+            "models of several depths, whose classifiers teach each other",
+            "kim2023depthfl,acar2021",
+        ),
     ),
     **methods(
         "personal",

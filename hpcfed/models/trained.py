@@ -154,6 +154,13 @@ class Masked(Trained):
         return mask_logits(self.model.head(z), present, self.about.more["mask"])
 
 
+class WithExits(Trained):
+    """A model with exits behind inner blocks; its scores are the mean of their logits."""
+
+    def scores(self, x: Any) -> Tensor:
+        return self.model(x)
+
+
 class Nearest(Trained):
     """A body and prototypes of the classes; the nearest prototype gives the class.
 
@@ -213,7 +220,13 @@ def check_inputs(x: Any, about: About) -> None:
         )
 
 
-KINDS = {"logits": Trained, "masked": Masked, "prototypes": Nearest, "served": Served}
+KINDS = {
+    "logits": Trained,
+    "masked": Masked,
+    "exits": WithExits,
+    "prototypes": Nearest,
+    "served": Served,
+}
 
 
 def assemble_model(about: About, tensors: Mapping[str, Tensor]) -> Trained:

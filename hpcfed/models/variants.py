@@ -105,5 +105,6 @@ VARIANTS = {
     "heads": Change(
         "hpcfed.algorithms.personal.fedrod:add_head", "FedRoD's second head of each client"
     ),
+    "exits": Change("hpcfed.models.exits:add_exits", "exits behind inner blocks", options=(int,)),
     "adapter": Change("hpcfed.models.clip:attend", "FedCLIP's adapter"),
 }

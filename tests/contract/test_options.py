@@ -135,6 +135,7 @@ SMALL_SETS = (  # of few examples
 )
 BY_METHOD = {  # what a method needs beside it so that its options can have an effect
     "central": ("--data.train_limit", "38"),  # in 36 pooled examples all classes are equally many
+    "depthfl": ("--models.mix", "resmlp-4"),  # whose inner blocks have exits
     "dsgd": STAR,
     "dsgt": STAR,
     "fedexp": ("--data.alpha", "0.01", "--local.epochs", "3"),

@@ -45,10 +45,10 @@ import torch
 from pydantic import PositiveFloat
 
 from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Share, Upload
-from hpcfed.algorithms.base import common_name, score_common
 from hpcfed.algorithms.global_model.moments import direction
+from hpcfed.algorithms.widths.tiers import accuracies, tier_shares, tiers
 from hpcfed.config.conditions import SEVERAL, field, other_than
-from hpcfed.models.depths import Family, family
+from hpcfed.models.depths import Family
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # parameters of the server's Adam, torch's defaults
 
@@ -120,12 +120,7 @@ class InclusiveFL(RoundBased):
         return state.models.under(f"{client.architecture}/")
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        numbers, kinds = super().columns(fed, state), tiers(fed).tiers
-        if not numbers or len(kinds) == 1:
-            return numbers
-        return numbers | {
-            f"{common_name(fed)}_{kind}": score_common(self, fed, state, kind) for kind in kinds
-        }
+        return super().columns(fed, state) | accuracies(fed, self, state)
 
     def averaged(self, state: State) -> Params:
         return state.models
@@ -141,21 +136,7 @@ class InclusiveFL(RoundBased):
         )
 
     def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
-        return self.step(tiers(fed), state, mean, self.shares(fed, cohort))
-
-    def shares(self, fed: Federation, cohort: list[int]) -> dict[str, float]:
-        """Return each tier's share of the weights of the cohort, by architecture; collective."""
-        kinds = tiers(fed).tiers
-        zero = torch.zeros(len(kinds), dtype=torch.float64, device=fed.device)
-        one_hot = {kind: zero.clone() for kind in kinds}
-        for i, kind in enumerate(kinds):
-            one_hot[kind][i] = 1
-        parts = (
-            (c.id, Mean.of(Params(of=one_hot[c.architecture]), self.weight(c)))
-            for c in fed.mine(cohort)
-        )
-        mean = fed.mean(parts, keep=Params(of=zero))["of"]
-        return dict(zip(kinds, mean.tolist(), strict=True))
+        return self.step(tiers(fed), state, mean, tier_shares(self, fed, cohort))
 
     def step(self, kin: Family, state: State, means: Params, shares: Mapping[str, float]) -> State:
         """Return the new state.
@@ -191,14 +172,6 @@ class InclusiveFL(RoundBased):
                     step = direction(m[key] / unbiased[0], v[key] / unbiased[1], EPS)
                     new[key] = old[name] + self.server_lr * step
         return State(share_layers(kin, state.models, new, shares), momentum, m, v, steps)
-
-
-def tiers(fed: Federation) -> Family:
-    """Return the depths of the clients' models.
-
-    Raises ConfigError if they are not of one family.
-    """
-    return family({kind: fed.store.layout(kind) for kind in dict.fromkeys(fed.architectures)})
 
 
 def mean_change(kin: Family, kind: str, change: Params, start: int) -> Params:

@@ -82,6 +82,11 @@ def of_known_classes(fed: Federation, client: Client, method: Any, state: State)
     )
 
 
+def by_exits(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
+    """Return a DepthFL client's model, of whose exits the mean predicts."""
+    return alone(client)._replace(kind="exits")
+
+
 def by_prototypes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
     """Return a client's model and the global prototypes, of which the nearest gives the class."""
     parts, proto = alone(client), method.model(state)["proto"]
@@ -105,6 +110,7 @@ OWN: dict[str, Callable[..., Pieces]] = {
     "fedkd": one_of_two,
     "fedkemf": one_of_two,
     "heterofl": of_known_classes,
+    "depthfl": by_exits,
     "fedproto": by_prototypes,
     "fedtgp": by_prototypes,
     "fedorgp": by_prototypes,
