@@ -305,6 +305,7 @@ ALGORITHMS = {
             "a common model of balanced classes, and a personal head that adds to its logits",
             "chen2022fedrod",
         ),
+        apfl=("APFL", "a common model, mixed with a model of each client", "deng2020apfl"),
         fedbn=("FedBN", "all but batch normalisation is common", "li2021fedbn"),
         perfedavg=("PerFedAvg", "an initial model that one step adapts", "fallah2020"),
         pfedme=("PFedMe", "personal models near a common one", "dinh2020"),

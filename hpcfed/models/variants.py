@@ -106,5 +106,10 @@ VARIANTS = {
         "hpcfed.algorithms.personal.fedrod:add_head", "FedRoD's second head of each client"
     ),
     "exits": Change("hpcfed.models.exits:add_exits", "exits behind inner blocks", options=(int,)),
+    "mixture": Change(
+        "hpcfed.algorithms.personal.apfl:add_model",
+        "APFL's second model of each client",
+        options=(float, str),
+    ),
     "adapter": Change("hpcfed.models.clip:attend", "FedCLIP's adapter"),
 }

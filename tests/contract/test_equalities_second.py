@@ -2,18 +2,25 @@
 settings, what stays with clients, and two rounds in plain torch.
 """
 
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
+from hpcfed.algorithms.personal.apfl import Mixture
 from hpcfed.algorithms.personal.fedrod import log_prior
+from hpcfed.algorithms.references.local import Local
 from hpcfed.comm import Serial
+from hpcfed.core.params import Params
+from hpcfed.models.model import Model
 from hpcfed.models.personal import in_common
 from tests.contract import toy
-from tests.contract.referee import TWO, Referee, batch_of, mean
+from tests.contract.referee import LR, STEPS, TWO, Referee, batch_of, equal_mean, mean
 from tests.contract.test_equalities import FULL, near, run
 
 MLP = ("--models.mix", "mlp")
@@ -91,10 +98,129 @@ def test_a_client_of_fedrod_predicts_by_both_heads():
     assert torch.equal(predict(x), model.classify_common(x))
 
 
+# --- APFL
+
+
+UNIFORM = ("--algorithm.weighting", "uniform")
+SGD = ("--local.optimiser", "sgd", "--local.lr", "0.1")
+
+
+@pytest.mark.parametrize("flags", [(), ("--algorithm.mix", "logits", "--algorithm.adapt", "steps")])
+def test_the_common_model_of_apfl_is_fedavgs_to_the_bit(flags: tuple[str, ...]):
+    ours, theirs = run("apfl", *MLP, *flags), run("fedavg", *MLP, *UNIFORM)
+    assert toy.differences(ours.state, theirs.state) == []
+
+
+@pytest.mark.parametrize("mix", ["weights", "logits"])
+def test_apfl_of_the_common_model_alone_predicts_as_fedavg(mix: str):
+    flags = ("--algorithm.alpha", "0", "--algorithm.mix", mix)
+    ours = toy.start(Serial(), toy.job("apfl", *MLP, *flags))
+    theirs = toy.start(Serial(), toy.job("fedavg", *MLP, *UNIFORM))
+    start = ours.fed.clients[3].params(personal)
+    for _ in range(2):
+        rows = ours.step()[0], theirs.step()[0]
+    for column in ("accuracy", "loss"):
+        a, b = (row[f"clients/{column}"][row["clients/cohort"] > 0] for row in rows)
+        assert toy.differences(a, b) == [], column
+    assert toy.differences(ours.fed.clients[3].params(personal), start) == []
+
+
+@pytest.mark.parametrize("mix", ["weights", "logits"])
+def test_apfl_of_own_models_alone_is_local_training(mix: str, monkeypatch):
+    init = Local.init
+
+    def init_alike(self, fed):
+        fed.start_alike()
+        return init(self, fed)
+
+    monkeypatch.setattr(Local, "init", init_alike)
+    ours = toy.start(
+        Serial(), toy.job("apfl", *MLP, "--algorithm.alpha", "1", "--algorithm.mix", mix)
+    )
+    theirs = toy.start(Serial(), toy.job("local", *MLP))
+    for _ in range(2):
+        rows = ours.step()[0], theirs.step()[0]
+        for column in ("accuracy", "loss"):
+            a, b = (row[f"clients/{column}"] for row in rows)
+            assert toy.differences(a, b) == [], column
+    for k, client in theirs.fed.clients.items():
+        own = ours.fed.clients[k].params().under("personal.")
+        assert toy.differences(own, client.params()) == []
+
+
+@pytest.mark.parametrize("adapt", ["never", "steps", "rounds"])
+@pytest.mark.parametrize("mix", ["weights", "logits"])
+def test_two_rounds_of_apfl_in_plain_torch(mix: str, adapt: str):
+    flags = ("--algorithm.mix", mix, "--algorithm.adapt", adapt, "--algorithm.alpha", "0.3")
+    decay = () if adapt == "never" else ("--algorithm.decay", "0.2")
+    referee = Referee("apfl", *TWO, *flags, *decay)
+    w = referee.initial().pick(in_common)
+    own = {k: w for k in range(6)}
+    alphas = dict.fromkeys(range(6), torch.tensor(0.3))
+    model = deepcopy(referee.model.personal)
+    for cohort in referee.run():
+        models = {}
+        for k in cohort:
+            x, y = batch_of(referee.rounds, k)
+            common, v, alpha = w, own[k], alphas[k]
+            for step in range(STEPS):
+                leaves = [
+                    {name: value.clone().requires_grad_() for name, value in part.items()}
+                    for part in (common, v)
+                ]
+                share = alpha.clone().requires_grad_()
+                value = F.cross_entropy(functional_call(model, leaves[0], (x,)), y)
+                slopes = torch.autograd.grad(value, list(leaves[0].values()))
+                if mix == "weights":
+                    both = {n: share * leaves[1][n] + (1 - share) * common[n] for n in v}
+                    mixed = functional_call(model, both, (x,))
+                else:
+                    logits = functional_call(model, dict(common), (x,))
+                    mixed = share * functional_call(model, leaves[1], (x,)) + (1 - share) * logits
+                value = F.cross_entropy(mixed, y)
+                *others, of_alpha = torch.autograd.grad(value, [*leaves[1].values(), share])
+                common = Params({n: common[n] - LR * g for n, g in zip(w, slopes, strict=True)})
+                v = Params({n: v[n] - LR * g for n, g in zip(w, others, strict=True)})
+                if adapt == "steps" or (adapt == "rounds" and step == 0):
+                    alpha = (alpha - LR * (of_alpha + 0.2 * alpha)).clamp(0, 1)
+            models[k], own[k], alphas[k] = common, v, alpha
+        w = equal_mean(models)
+    assert near(referee.rounds.state, w, 1e-6)
+    for k, client in referee.fed.clients.items():
+        weights = client.params(personal)
+        assert near(weights.under("personal."), own[k], 1e-6)
+        assert weights["alpha"].item() == pytest.approx(alphas[k].item(), abs=1e-6)
+    assert (len({a.item() for a in alphas.values()}) == 1) == (adapt == "never")
+
+
+class Point(nn.Module):
+    """A model whose output is its only weight."""
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.head = nn.Parameter(torch.tensor(value))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head * x
+
+
+def test_a_step_of_apfl_by_hand():
+    """f = (x - 1)^2 / 2, w = 0, v = 3: the mixture 1.5 has the slope 0.5."""
+    pair = Mixture(Model(nn.Identity(), Point(0.0)), 0.5, "weights")
+    pair.personal.head = Point(3.0)
+    alpha = pair.alpha.clone().requires_grad_()
+    value = (pair.mixture(torch.ones(()), alpha) - 1).square() / 2
+    v = pair.personal.head.head
+    slope, of_alpha = torch.autograd.grad(value, [v, alpha])
+    assert (v - 0.1 * slope).item() == pytest.approx(2.975)
+    assert (alpha - 0.1 * of_alpha).item() == pytest.approx(0.35)
+    assert pair.head.head.grad is None
+
+
 # --- Both
 
 
-@pytest.mark.parametrize("method", ["fedrod"])
+@pytest.mark.parametrize("method", ["fedrod", "apfl"])
 def test_a_clients_own_part_starts_as_a_copy_of_pretrained_weights(method: str, tmp_path: Path):
     weights = toy.start(Serial(), toy.job("fedavg", *MLP, "--seed", "5")).fed.initial()
     torch.save(dict(weights), tmp_path / "weights.pt")

@@ -46,6 +46,7 @@ BYTES = {  # claim: (method, flags), (values received, values sent) by client 4 
     "fedper: bodies": (("fedper",), (MLP - HEAD, MLP - HEAD)),
     "fedbabu: bodies": (("fedbabu",), (MLP - HEAD, MLP - HEAD)),
     "fedrod: models with one head": (("fedrod",), (MLP, MLP)),
+    "apfl: models, and no mixture": (("apfl", "--algorithm.adapt", "steps"), (MLP, MLP)),
     "feddane: models and gradients": (("feddane",), (2 * MLP, 2 * MLP)),
     "cyclic: a model a visit": (("cyclic",), (MLP, MLP)),
     "pfedbayes: means and rhos": (("pfedbayes",), (2 * MLP, 2 * MLP)),
