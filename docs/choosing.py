@@ -1,7 +1,8 @@
 """The page that helps to choose a method: what may differ between clients, what travels, what it
 needs, what it costs beside FedAvg, and where its paper saw it win.
 
-All but the cost is the methods' own; that is of the committed results of benchmarks/methods.py.
+Guides are the methods' own. Bytes are measured on trial rounds (traffic.py), passes and seconds are
+of the committed results of benchmarks/methods.py.
 """
 
 import json
@@ -10,6 +11,7 @@ from typing import Any
 
 from methods import MODELS, time, title
 from text import joined, prose, table
+from traffic import cost
 
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.algorithms.base import Method
@@ -27,8 +29,11 @@ HEAD = (
     "speeds",
     "what is sent",
     "also needs",
+    "receives",
+    "sends",
+    "keeps",
+    "passes",
     "seconds",
-    "bytes",
     "its paper saw it win",
 )
 INTRO = """
@@ -52,10 +57,14 @@ Begin with what differs between your clients.
 Hold a method against local training and FedAvg on your data before you believe a table, this one
 too.
 
-*Seconds* and *bytes* are multiples of FedAvg's: of a run, and of what a client sends and receives
-when it takes part, both in [the table of all methods](benchmarks/results/methods/table.md)
-(Fashion-MNIST; methods for different models there have five small ones). *Its paper* is each
-method's own: papers differ in data, tuning and rivals.
+Costs are per client and round. *Receives*, *sends* and *keeps* are multiples of the bytes of the
+weights that the client trains: FedAvg receives and sends 1 x, and keeps nothing from round to
+round. What is kept are own models, second models, control variates and the like; models are those
+of the section *Traffic* of the method's page. *Passes* over the client's examples and *seconds* are
+multiples of FedAvg's run in [the table of all methods](benchmarks/results/methods/table.md)
+(Fashion-MNIST; methods for different models have five small ones there, and methods with local
+epochs of their own have these). *Its paper* is each method's own: papers differ in data, tuning and
+rivals.
 """
 
 
@@ -69,9 +78,12 @@ def page() -> str:
     return joined(INTRO, *(text for part in parts for text in part))
 
 
-def row(name: str, costs: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-    """One method."""
-    own, cost = ALGORITHMS[name].load()(), costs.get(name, {})
+def row(name: str, runs: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """One method.
+
+    runs: what was measured of each method's run.
+    """
+    own, run, bytes_ = ALGORITHMS[name].load()(), runs.get(name, {}), cost(name)
     return (
         f"[{title(name)}](algorithms/{name}.md)",
         prose(own.guide.data),
@@ -79,12 +91,22 @@ def row(name: str, costs: dict[str, dict[str, Any]]) -> tuple[str, ...]:
         speeds(own),
         prose(own.guide.sent),
         ", ".join(needs_of(own)),
+        *(multiple(part / bytes_.trained) for part in (bytes_.down, bytes_.up, bytes_.kept)),
         *(
-            f"{cost[ratio]:.2g} x" if ratio in cost else UNKNOWN
-            for ratio in ("seconds_ratio", "bytes_ratio")
+            multiple(run[ratio]) if ratio in run else UNKNOWN
+            for ratio in ("epochs_ratio", "seconds_ratio")
         ),
         prose(own.guide.won),
     )
+
+
+def multiple(ratio: float) -> str:
+    """A multiple with two digits."""
+    if not ratio:
+        return "0"
+    if ratio < 0.01:
+        return "< 0.01 x"
+    return f"{ratio:.0f} x" if ratio >= 10 else f"{ratio:.2g} x"
 
 
 def speeds(own: Method) -> str:
@@ -95,9 +117,15 @@ def speeds(own: Method) -> str:
 
 
 def measured() -> dict[str, dict[str, Any]]:
-    """Each method's first row in the table of all methods; none where that is not there."""
-    found: dict[str, dict[str, Any]] = {}
+    """Each method's first row in the table of all methods, with its epochs over FedAvg's.
+
+    None where that table is not there.
+    """
+    runs: dict[str, dict[str, Any]] = {}
     for entry in json.loads(MEASURED.read_text())[DATA] if MEASURED.exists() else ():
-        if "label" in entry:  # else of the table as it was before it had costs
-            found.setdefault(entry["method"], entry)
-    return found
+        runs.setdefault(entry["method"], entry)
+    usual = runs.get("fedavg", {}).get("epochs")
+    return {
+        name: run | ({"epochs_ratio": run["epochs"] / usual} if usual and run["epochs"] else {})
+        for name, run in runs.items()
+    }

@@ -1,18 +1,23 @@
-"""What a method sends in one setting, measured before anything is run."""
+"""What a method sends and keeps in one setting, measured before anything is run."""
 
 import inspect
+from collections.abc import Mapping
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from text import block, joined, table
 
-from hpcfed.algorithms import ALGORITHMS
+from hpcfed.algorithms import ALGORITHMS, trial
+from hpcfed.algorithms.base import keeps_weights
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
+from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine.decide import world
 from hpcfed.engine.setup import federation
 from hpcfed.engine.world import World
+from hpcfed.federation.federation import Federation
 
 PUBLIC = 200
 SGD = ("--local.optimiser", "sgd")  # which all take but those that have no optimiser
@@ -49,8 +54,64 @@ NEEDED = {
 SHORT = {"fedzkt": ("--algorithm.server_steps", "1", "--algorithm.distil_steps", "1")}
 
 
+class Cost(NamedTuple):
+    """What a round costs a client, in bytes, mean over the clients.
+
+    down, up: received and sent.  trained: the weights that it trains, which FedAvg would send.
+    kept: what it keeps from round to round, its own weights and other values.
+    """
+
+    down: float
+    up: float
+    trained: float
+    kept: float
+
+
 def traffic(name: str) -> str:
     """The bytes, with the setting that they are for, and the method's own count if it has one."""
+    cls = ALGORITHMS[name].load()
+    _, models = setting(name)
+    down, up, trained, _ = (f"{bytes_:,.0f}" for bytes_ in cost(name))
+    text = (
+        f"Bytes of a client in a round with the method's defaults, mean over 20 clients on digits "
+        f"(10 classes, `models.d = 512`), {models}:"
+    )
+    return joined(
+        text,
+        table(("down", "up", "for comparison: what it trains"), [(down, up, trained)]),
+        formula(cls),
+    )
+
+
+@cache
+def cost(name: str) -> Cost:
+    """A method's costs with its defaults, measured on a trial round."""
+    fed, _ = setting(name)
+    method = fed.job.algorithm
+    down, up = np.mean([method.traffic(fed, k) for k in range(fed.K)], 0)
+    sizes = [fed.shapes(k=k).nbytes for k in range(fed.K)]
+    fed_of_trial = trial.trial(fed, range(fed.K))
+    try:
+        with rng.scoped(fed.seed, "trial"):
+            trial.perform(fed_of_trial)
+        memory = [stored_bytes(client.memory) for client in fed_of_trial.clients.values()]
+    finally:
+        fed_of_trial.store.close()
+    weights = np.mean(sizes) * keeps_weights(method, fed)
+    return Cost(float(down), float(up), float(np.mean(sizes)), float(np.mean(memory) + weights))
+
+
+def stored_bytes(value: Any) -> int:
+    """The bytes of all arrays and tensors in nested containers."""
+    if isinstance(value, Mapping):
+        return sum(map(stored_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(stored_bytes, value))
+    return int(getattr(value, "nbytes", 0))
+
+
+def setting(name: str) -> tuple[Federation, str]:
+    """A method's clients, with models that it accepts, and these models in words."""
     cls = ALGORITHMS[name].load()
     parts = [MODELS[cls().accepts], *(NEEDED[need] for need in cls().needs)]
     words = [*COMMON, *(word for flags, _ in parts for word in flags)]
@@ -63,20 +124,7 @@ def traffic(name: str) -> str:
     # the other methods do not decide about data, clients and their networks
     decides = "proxy" in cls().needs or cls().variants != ("",)
     like = name if decides else "local"
-    fed = federation(job, Serial(), known(like, *words))
-    counted = np.array(
-        [(*job.algorithm.traffic(fed, k), fed.shapes(k=k).nbytes) for k in range(fed.K)]
-    )  # [K, 3]
-    down, up, trained = (f"{bytes_:,.0f}" for bytes_ in counted.mean(0))
-    setting = (
-        f"Bytes of a client in a round with the method's defaults, mean over 20 clients on digits "
-        f"(10 classes, `models.d = 512`), {models}:"
-    )
-    return joined(
-        setting,
-        table(("down", "up", "for comparison: what it trains"), [(down, up, trained)]),
-        formula(cls),
-    )
+    return federation(job, Serial(), known(like, *words)), models
 
 
 @cache
