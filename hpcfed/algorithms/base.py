@@ -23,9 +23,9 @@ the hooks in this order:
 `model` says what of the state is the model. The method `weight`, a client's weight in the mean,
 follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
-`local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`, `trains_parts`,
-`trains`, `draws_widths`, `in_virtual_time`, `samples_cohorts`, `one_at_a_time`, `edges`,
-`variants`, `proxy_variant`, `per`. Each is a ClassVar, or a property if it depends on an option.
+`step_passes`, `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`,
+`trains_parts`, `trains`, `draws_widths`, `in_virtual_time`, `samples_cohorts`, `one_at_a_time`,
+`edges`, `variants`, `proxy_variant`, `per`. Each is a ClassVar, or a property if it depends on an option.
 """
 
 from __future__ import annotations
@@ -92,6 +92,9 @@ class Method(Section):
     needs_classes: ClassVar[Any] = ""
     # int, number of augmented copies of a batch that the loss gets
     views: ClassVar[Any] = 1
+    # int, passes forward and backward through the model in one step of local training, each of
+    # which takes virtual time
+    step_passes: ClassVar[Any] = 1
     # dict, values of [local] for jobs that do not set them
     local_defaults: ClassVar[Any] = {}
     # dict, fields that have no effect with this method, with the reason, or with the condition
@@ -298,9 +301,8 @@ class RoundBased(Method):
 
         received: what the client received.  how: as `LocalSteps` takes it.
         """
-        return sgd(
-            fed, client, t, partial(self.loss, client, received), **{"views": self.views} | how
-        )
+        defaults = {"views": self.views, "passes": self.step_passes}
+        return sgd(fed, client, t, partial(self.loss, client, received), **defaults | how)
 
     def weight(self, client: Client) -> float:
         """Return the client's weight in the mean, according to `weighting`."""

@@ -117,6 +117,17 @@ ALGORITHMS = {
         ),
         fedavgm=("FedAvgM", "FedAvg whose server has momentum", "hsu2019"),
         fedopt=("FedOpt", "the server steps by Adam, Yogi or Adagrad", "reddi2021"),
+        fedsam=(
+            "FedSAM",
+            "gradients where one step of ascent leads: flat minima",
+            "qu2022,caldarola2022",
+        ),
+        fedasam=(
+            "FedASAM",
+            "FedSAM whose ascent follows the scale of weights",
+            "caldarola2022,kwon2021",
+        ),
+        fedspeed=("FedSpeed", "FedDyn with gradients after one step of ascent", "sun2023"),
         fedexp=(
             "FedExP",
             "the server extrapolates, the further the more updates differ",

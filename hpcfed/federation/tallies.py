@@ -43,7 +43,7 @@ class Tallies(defaultdict[int, Tally]):
         examples: list[int],
         seconds: float,
         on_own_data: bool = True,
-        views: int = 1,
+        copies: int = 1,
         size: int | None = None,
     ) -> None:
         """Add local training to a client's tally: mean losses and sizes of its batches.
@@ -52,11 +52,11 @@ class Tallies(defaultdict[int, Tally]):
         once.
         on_own_data: on the client's own examples. Training on other examples (public data) counts
         as work, but not for epochs and training loss.
-        views: copies of each example that went through the model.
+        copies: of each example that went through the model, forward and backward.
         size: examples in an epoch; by default the client's.
         """
         tally = self[client.id]
-        tally.work += views * sum(examples)
+        tally.work += copies * sum(examples)
         tally.seconds += seconds
         if on_own_data:
             tally.loss += float(losses @ np.array(examples, dtype=float))

@@ -272,7 +272,7 @@ class PrivateGradient:
             refuse(
                 self.fed,
                 "its loss on a batch is not the mean of the losses of single examples: it compares "
-                "examples with one another, or draws at random",
+                "examples with one another, steps up the gradient of the batch, or draws at random",
             )
 
 

@@ -43,6 +43,7 @@ class LocalSteps:
     work is added to the client's tally.
 
     views: augmented copies of a batch; x is [b, *shape], or with more than one view a list of them.
+    passes: passes forward and backward in a step, which count as work.
     epochs: passes over the data, instead of the job's.  amount: number of steps, instead of passes.
     data: other examples than the client's own (a `Shard`; a `Paired` one gives its targets as y).
     only: whether a parameter is trained, by name; the others stay exactly as they are.
@@ -67,8 +68,9 @@ class LocalSteps:
         size: int | None = None,
         clip: float = 0.0,
         counted: bool = True,
+        passes: int = 1,
     ):
-        self.clip, self.counted = clip, counted
+        self.clip, self.counted, self.passes = clip, counted, passes
         self.fed, self.client, self.t, self.views, self.phase = fed, client, t, views, phase
         self.data, self.only, self.skeleton = data or client.train, only, client.skeleton
         self.settings = settings = fed.job.local
@@ -139,8 +141,9 @@ class LocalSteps:
         seconds = perf_counter() - self.start
         # recordings count as the rank's time, not the client's: the placement uses a client's usual
         # time, and this client was only the first of its architecture
+        copies = self.views * self.passes
         self.fed.tallies.add_training(
-            self.client, values, self.examples, seconds - self.once, on_own_data, self.views, size
+            self.client, values, self.examples, seconds - self.once, on_own_data, copies, size
         )
         self.fed.clock.add("train", seconds)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from hpcfed.machine.devices import full, raised
 from hpcfed.models.scores import nearest  # noqa: F401, methods take it from here
+from hpcfed.training.recorded_step import Whole
 
 if TYPE_CHECKING:
     from hpcfed.models.model import Model
@@ -104,6 +106,61 @@ def half_mean_squares(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
 def differences(model: nn.Module, anchor: Mapping[str, Tensor]) -> Iterable[Tensor]:
     """Return parameter minus anchor for each parameter that the anchor names."""
     return (value - anchor[name] for name, value in model.named_parameters() if name in anchor)
+
+
+def at_ascent(
+    loss: Callable[[Any, Any, Any], Tensor],
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    rho: float,
+    eta: float | None = None,
+) -> Tensor:
+    """Return the loss of a batch where one step of ascent leads from the weights: F(w + e).
+
+    e = rho g / ||g||, with g the gradient of F at w on the same batch, over all trained parameters
+    together; if g is 0, so is e. For the gradient of the result e is a constant: it is the gradient
+    of F at w + e. With rho = 0 the result is F(w).
+
+    loss: F, (model, x, y) -> scalar.
+    eta: e = rho T (T g) / ||T g||, with T = |w| + eta for parameters with "weight" in their names,
+    and 1 for the others, so that e follows the scale of weights. None: T = 1.
+    The model's weights stay. Running statistics of batch normalisation are those of w, and each of
+    both passes draws its own dropout. With privacy.by = "examples" a run is refused, because each
+    example would have a step of its own. A method that uses it declares `step_passes = 2`.
+    Foret et al. (SAM), ICLR 2021, arXiv:2010.01412, eq. 2. Kwon et al. (ASAM), ICML 2021,
+    arXiv:2102.11600, eq. 5, and public code.
+    """
+    if not rho:
+        return loss(model, x, y)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with torch.enable_grad():
+        value = loss(model, x, y)
+        slopes = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
+    shift = ascent(trained, slopes, rho, eta)
+    moved = {f"model.{name}": p + shift[name] for name, p in trained.items()}
+    # which the second pass may change
+    statistics = {f"model.{name}": buffer.clone() for name, buffer in model.named_buffers()}
+    objective = Whole(model, lambda model, batch: loss(model, *batch))
+    return functional_call(objective, moved | statistics, (x, y))
+
+
+def ascent(
+    weights: Mapping[str, Tensor], slopes: Iterable[Tensor], rho: float, eta: float | None = None
+) -> dict[str, Tensor]:
+    """Return the step e of `at_ascent` by name, from the gradient at these weights."""
+    names = [*weights]
+    scales = [
+        weights[n].detach().abs() + eta if eta is not None and "weight" in n else None
+        for n in names
+    ]
+    steps = [g if t is None else t * g for t, g in zip(scales, slopes, strict=True)]
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in steps]))
+    factor = rho / norm.clamp(min=torch.finfo(norm.dtype).tiny)
+    return {
+        n: factor * (g if t is None else t * g)
+        for n, t, g in zip(names, scales, steps, strict=True)
+    }
 
 
 def distil(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:

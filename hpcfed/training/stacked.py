@@ -62,6 +62,8 @@ class Trained(Protocol):
     @property
     def views(self) -> int: ...
     @property
+    def step_passes(self) -> int: ...
+    @property
     def default_client_round(self) -> bool: ...
     def offer(self, fed: Federation, client: Client, state: Any) -> Any: ...
     def loss(self, client: Client, state: Any, model: Model, x: Any, y: Tensor) -> Tensor: ...
@@ -267,9 +269,9 @@ class Group:
             lr, n = learning_rate(fed, self.t), self.clients[0].n
             for client, row, values in zip(self.clients, rows, losses, strict=True):
                 check_finite(fed, client, self.t, values, row, examples, lr, n)
-        seconds = (perf_counter() - self.start) / G
+        seconds, copies = (perf_counter() - self.start) / G, self.method.step_passes
         for client, down, row, values in zip(self.clients, self.given, rows, losses, strict=True):
-            fed.tallies.add_training(client, values, examples, seconds)
+            fed.tallies.add_training(client, values, examples, seconds, copies=copies)
             fed.clock.add("train", seconds)
             fed.store.put(client.id, row)
             sent = Params(self.stack.layout.views(row)).pick(self.method.shared)

@@ -208,6 +208,7 @@ def refusal(method: str, *flags: str) -> str:
 def test_what_has_no_gradients_of_single_examples_is_refused_with_the_reason():
     assert "small has BatchNorm2d" in refusal("fedavg", "--models.mix", "small")
     assert "compares examples with one another" in refusal("fedclassavg")
+    assert "steps up the gradient of the batch" in refusal("fedsam")
     assert "several gradients" in refusal("pfedme") or "in its own way" in refusal("pfedme")
     assert "prototypes" in refusal("fedproto")
     assert "means of outputs" in refusal("fd")

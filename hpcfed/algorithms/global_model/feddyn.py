@@ -77,7 +77,8 @@ class FedDyn(RoundBased):
         download = fed.down(client, state.x)
         self.receive(client, download)
         dual = Params(client.memory.get("dual", state.h * 0))
-        sgd(fed, client, t, partial(self.objective, client, download, dual))
+        objective = partial(self.objective, client, download, dual)
+        sgd(fed, client, t, objective, passes=self.step_passes)
         sent = client.params()
         delta = sent.pick(fed.trainable) - download
         client.memory["dual"] = dual - self.alpha * delta
