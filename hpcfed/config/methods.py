@@ -134,6 +134,8 @@ ALGORITHMS = {
             "jhunjhunwala2023",
         ),
         mifa=("MIFA", "absent clients count with their latest updates", "gu2021mifa"),
+        qfedavg=("QFedAvg", "clients with larger losses count for more", "li2020qffl"),
+        afl=("AFL", "the worst mixture of clients counts", "mohri2019"),
         fedrs=("FedRS", "logits of classes that a client lacks are scaled down", "li2021fedrs"),
         fedlc=(
             "FedLC",
@@ -399,6 +401,7 @@ def bare(name: str) -> str:
 SPELLINGS = {bare(name): name for name in ALGORITHMS}
 IN_PAPERS = {  # spellings of papers that differ from the names of the classes
     "scaffold": "SCAFFOLD",
+    "qfedavg": "q-FedAvg",
     "semicyclic": "Semi-Cyclic SGD",
     "otfusion": "OT fusion",
     "lgfedavg": "LG-FedAvg",

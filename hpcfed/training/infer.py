@@ -53,6 +53,15 @@ def logits(fed: Federation, client: Client, data: Shard) -> Tensor:
     return outputs(fed, client.model.eval(), data)
 
 
+def mean_loss(fed: Federation, client: Client) -> float:
+    """Return the mean loss of the client's model on all of its training examples, in eval mode.
+
+    It is the loss of the data's task. The pass is counted as the client's work.
+    """
+    y = torch.from_numpy(client.train.labels).to(fed.device)
+    return float(client.task.loss(logits(fed, client, client.train), y))
+
+
 def class_sums(z: Tensor, labels: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:
     """Return the sum of the rows of each class, [C, d], float64, and the number of rows, [C].
 

@@ -1,0 +1,131 @@
+"""AFL: agnostic federated learning, which minimises the loss of the worst mixture of clients.
+
+Mohri et al. (Agnostic Federated Learning), ICML 2019, arXiv:1902.00146, section 4 (stochastic AFL):
+min_w max_lambda sum_k lambda_k F_k(w), over weights lambda >= 0 that sum to 1.
+
+Objective: F_k(w)
+Server: w <- w - eta sum_k lambda_k grad F_k(w); lambda <- project(lambda + lambda_lr (F_1, ...,
+    F_K)), the nearest weights that are >= 0 and sum to 1
+Round:
+1. The server sends its model to all clients.
+2. Each computes the mean loss F_k(w) and the gradient, on all of its examples.
+3. It sends the step down the gradient, and the number F_k(w).
+4. The server adds the steps up with the weights lambda, and then steps up in lambda.
+5. After the last round it takes the mean of its models of all rounds.
+
+Deviations: gradients and losses are those of all examples, not of one batch. The model of a round
+is its last one; the mean of all comes after the last round. A client that is absent keeps its
+lambda, and those of the others are divided by their sum. With batch normalisation the gradient is
+that of batches of local.batch examples, and float buffers are averaged with the same weights. The
+run of AFL that the README of fair_flearn names replaces all lambda by 1.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import NonNegativeFloat
+from torch import Tensor
+
+from hpcfed import Client, Federation, Guide, Job, Mean, Params, RoundBased, Unused, Upload, unless
+from hpcfed.algorithms.base import PLAIN_GRADIENT
+from hpcfed.algorithms.global_model.iterates import add_iterate
+from hpcfed.training.infer import mean_loss
+from hpcfed.training.local import gradient, learning_rate
+
+
+@dataclass(frozen=True)
+class State:
+    """State of the server: its model, the clients' weights, and the mean of its models.
+
+    x: the model.
+    lam: weights of all clients, [K], float64, sum 1.
+    mean: mean of the models after each round.
+    n: number of these, a scalar.
+    """
+
+    x: Params
+    lam: Tensor
+    mean: Params
+    n: Tensor
+
+
+class AFL(RoundBased):
+    """With lambda_lr = 0 its models are those of FedSGD with equal weights, up to rounding."""
+
+    guide = Guide(
+        data="few groups that differ, where the worst one matters",
+        sent="weights down, one gradient and a number up",
+        won="accuracy of the worst group above that of uniform weights",
+    )
+
+    local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
+    unused: ClassVar[Unused] = {
+        "weighting": "clients have the weights lambda",
+        **{name: unless({"updates": "training"}, why) for name, why in PLAIN_GRADIENT.items()},
+    }
+    edges: ClassVar[Any] = ""
+
+    lambda_lr: NonNegativeFloat = 0.1
+    """Step size of the clients' weights."""
+    updates: Literal["gradient", "training"] = "gradient"
+    """Clients send the step down one gradient, or the change by their local training."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        reasons = super().refuses(job)
+        if job.cohort_size < job.clients:
+            reasons["job"] = (
+                f"needs the loss of every client in each round, but participation = "
+                f"{job.participation}; set participation = 1"
+            )
+        return reasons
+
+    def init(self, fed: Federation) -> State:
+        x = fed.initial()
+        lam = torch.full((fed.K,), 1 / fed.K, dtype=torch.float64, device=fed.device)
+        return State(x, lam, x, torch.zeros((), dtype=torch.int64, device=fed.device))
+
+    def model(self, state: State) -> Params:
+        return state.x
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        download = fed.down(client, state.x)
+        self.receive(client, download)
+        loss = torch.tensor([mean_loss(fed, client)], device=fed.device)
+        if self.updates == "training":
+            self.train(fed, client, download, t)
+            return Upload(step=client.params() - download, loss=loss)
+        gradient(fed, client, t, partial(self.loss, client, download))
+        step = client.gradient() * -learning_rate(fed, t)
+        statistics = client.params(lambda name: name not in step)
+        return Upload(step=Params({**step, **(statistics - download)}), loss=loss)
+
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> Any:
+        """Return the mean step by the weights lambda, and the losses by client."""
+        lam = state.lam.tolist()
+        steps = ((k, Mean.of(Params(sent["step"]), lam[k])) for k, sent in uploads)
+        losses = fed.gather({k: sent["loss"] for k, sent in uploads})
+        return fed.mean(steps, keep=0 * state.x), losses
+
+    def server(self, fed: Federation, state: State, mean: Any, cohort: list[int]) -> State:
+        step, losses = mean
+        x, lam = state.x + step, state.lam.tolist()
+        for k, loss in losses.items():
+            lam[k] += self.lambda_lr * float(loss)
+        new = project(torch.tensor(lam, dtype=torch.float64)).to(fed.device)
+        return State(x, new, add_iterate(state.mean, x, int(state.n)), state.n + 1)
+
+    def finish(self, fed: Federation, state: State, t: int) -> State:
+        return State(state.mean, state.lam, state.mean, state.n)
+
+
+def project(v: Tensor) -> Tensor:
+    """Return the nearest vector whose entries are >= 0 and sum to 1.
+
+    Wang and Carreira-Perpinan, 2013, arXiv:1309.1541, algorithm 1.
+    """
+    ordered = v.sort(descending=True).values
+    shifts = (1 - ordered.cumsum(0)) / torch.arange(1, len(v) + 1, dtype=v.dtype)
+    rho = int((ordered + shifts > 0).nonzero()[-1])
+    return (v + shifts[rho]).clamp(min=0)
