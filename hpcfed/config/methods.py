@@ -136,6 +136,7 @@ ALGORITHMS = {
         mifa=("MIFA", "absent clients count with their latest updates", "gu2021mifa"),
         qfedavg=("QFedAvg", "clients with larger losses count for more", "li2020qffl"),
         afl=("AFL", "the worst mixture of clients counts", "mohri2019"),
+        fedlaw=("FedLAW", "the server learns the models' weights on labelled data", "li2023fedlaw"),
         fedrs=("FedRS", "logits of classes that a client lacks are scaled down", "li2021fedrs"),
         fedlc=(
             "FedLC",

@@ -97,9 +97,11 @@ def fit(
     lr: float,
     optimiser: str = "sgd",
     momentum: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
     trained: Callable[[str], bool] = lambda name: True,
     steps: int | None = None,
     schedule: str = "constant",
+    halve_every: int = 0,
     clip: float = 0.0,
     watch: Watch | Average | None = None,
 ) -> Params:
@@ -109,10 +111,11 @@ def fit(
     key: names the order of the examples.
     epochs: passes over the examples.  steps: number of steps, instead of epochs.
     size: examples in a batch.
-    optimiser: "sgd" or "adam".
+    optimiser: "sgd" or "adam", with these betas.
     trained: whether a tensor is trained, by name; buffers, which only a forward pass changes, are
     not.
     schedule: "cosine" lets the learning rate fall to 0 over the steps.
+    halve_every: steps after which the learning rate is halved, again and again; 0: it stays.
     clip: largest norm of the gradient; 0: any.
     watch: may end the training, and chooses the parameters that are returned.
     Call it inside `Federation.on_root`. Raises DivergedError if a tensor ends as nan or infinite,
@@ -121,7 +124,7 @@ def fit(
     new = params.clone()
     leaves = [v.requires_grad_() for name, v in new.items() if trained(name)]
     descent = (
-        torch.optim.Adam(leaves, lr)
+        torch.optim.Adam(leaves, lr, betas)
         if optimiser == "adam"
         else torch.optim.SGD(leaves, lr, momentum)
     )
@@ -133,6 +136,8 @@ def fit(
         for done, rows in enumerate(plan):
             if schedule == "cosine":
                 descent.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * done / total))
+            if halve_every:
+                descent.param_groups[0]["lr"] = lr * 0.5 ** (done // halve_every)
             descent.zero_grad()
             loss(new, batch(rows)).backward()
             if clip:

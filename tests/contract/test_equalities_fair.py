@@ -2,6 +2,8 @@
 neutral settings, and two rounds in plain torch.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,6 @@ import torch
 from hpcfed.algorithms.global_model.afl import project
 from hpcfed.algorithms.global_model.qfedavg import step_sizes
 from hpcfed.comm import Serial
-from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from tests.contract import toy
 from tests.contract.referee import LR, TWO, Referee, batch_of, cross_entropy, equal_mean, mean
@@ -141,6 +142,12 @@ def test_afl_may_train_for_several_steps():
     assert near(Params(ours.state["x"]), theirs.state, 1e-6)
 
 
-def test_afl_needs_all_clients():
-    with pytest.raises(ConfigError, match="loss of every client"):
-        toy.given("afl", "--participation", "0.5")
+def test_an_absent_client_keeps_its_weight_and_the_others_share_the_step():
+    rounds = toy.start(Serial(), toy.given("afl", *SGD, "--participation", "1", "--rounds", "1"))
+    lam = torch.tensor([0.1, 0.3, 0.2, 0.2, 0.1, 0.1]).double()
+    state = replace(rounds.state, lam=lam)
+    ones = state.x.map(torch.ones_like)
+    sent = [(k, {"step": (k + 1) * ones, "loss": torch.zeros(1)}) for k in (0, 1)]
+    mean = rounds.algorithm.aggregate(rounds.fed, state, sent)
+    new = rounds.algorithm.server(rounds.fed, state, mean, [0, 1])
+    assert near(new.x, state.x + 1.75 * ones, 1e-6) and torch.allclose(new.lam, lam)

@@ -7,15 +7,16 @@ Objective: F_k(w)
 Server: w <- w - eta sum_k lambda_k grad F_k(w); lambda <- project(lambda + lambda_lr (F_1, ...,
     F_K)), the nearest weights that are >= 0 and sum to 1
 Round:
-1. The server sends its model to all clients.
-2. Each computes the mean loss F_k(w) and the gradient, on all of its examples.
+1. The server sends its model to the cohort, which is best all clients.
+2. Each client computes the mean loss F_k(w) and the gradient, on all of its examples.
 3. It sends the step down the gradient, and the number F_k(w).
 4. The server adds the steps up with the weights lambda, and then steps up in lambda.
 5. After the last round it takes the mean of its models of all rounds.
 
 Deviations: gradients and losses are those of all examples, not of one batch. The model of a round
-is its last one; the mean of all comes after the last round. A client that is absent keeps its
-lambda, and those of the others are divided by their sum. With batch normalisation the gradient is
+is its last one; the mean of all comes after the last round. In the paper all clients take part in
+each round (participation = 1); here a client that is absent keeps its lambda, and those of the
+others are divided by their sum. With batch normalisation the gradient is
 that of batches of local.batch examples, and float buffers are averaged with the same weights. The
 run of AFL that the README of fair_flearn names replaces all lambda by 1.
 """
@@ -28,7 +29,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Job, Mean, Params, RoundBased, Unused, Upload, unless
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Unused, Upload, unless
 from hpcfed.algorithms.base import PLAIN_GRADIENT
 from hpcfed.algorithms.global_model.iterates import add_iterate
 from hpcfed.training.infer import mean_loss
@@ -71,15 +72,6 @@ class AFL(RoundBased):
     """Step size of the clients' weights."""
     updates: Literal["gradient", "training"] = "gradient"
     """Clients send the step down one gradient, or the change by their local training."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        reasons = super().refuses(job)
-        if job.cohort_size < job.clients:
-            reasons["job"] = (
-                f"needs the loss of every client in each round, but participation = "
-                f"{job.participation}; set participation = 1"
-            )
-        return reasons
 
     def init(self, fed: Federation) -> State:
         x = fed.initial()
