@@ -1,4 +1,4 @@
-"""Selection of a round's cohort: uniform, by size, power of choice, E3CS, Poisson, or cyclic.
+"""Selection of a round's cohort: uniform, by size, power of choice, E3CS, Oort, Poisson, or cyclic.
 
 Power of choice: Cho et al., arXiv:2010.01243, the variant rpow-d. E3CS: Huang et al.,
 arXiv:2011.08756.
@@ -11,6 +11,7 @@ memory of the paper. A cohort is drawn by systematic sampling over a random orde
 client exactly its probability. The authors' quota "inc", 0 in the first quarter of the rounds and m
 / K afterwards, is quota = 1 with quota_after = 0.25. A client that could not be reached counts as
 one that did not report.
+Oort: see `oort.py`.
 Poisson: each client takes part with the same probability, independently of all others, which is the
 sampling that accounts of privacy assume. A cohort may be empty.
 Cyclic: client k is in group k mod b, and only the clients of group t mod b take part in round t,
@@ -25,12 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcfed.clients.oort import Oort
 from hpcfed.core import rng
 
 if TYPE_CHECKING:
-    from hpcfed.config.selection import Selection
+    from collections.abc import Mapping
 
-LOSS_BYTES = 4  # a client's mean training loss, as float32
+    from hpcfed.config.selection import Selection
+    from hpcfed.core.payload import Tally
+
+REPORT_BYTES = 4  # what a client reports of its training losses, as float32
 
 
 class Choice:
@@ -58,21 +63,29 @@ class Choice:
         # last reported loss of each client; clients that were never chosen come first
         self.losses = np.full(K if selection.by == "power-of-choice" else 0, np.inf)
         self.log_weights = np.zeros(K if selection.by == "e3cs" else 0)
+        self.oort = Oort(selection, sizes, cohort_size) if selection.by == "oort" else None
 
     @property
     def learns(self) -> bool:
         """Whether a cohort depends on the rounds before it."""
-        return self.selection.by in ("power-of-choice", "e3cs")
+        return self.selection.by in ("power-of-choice", "e3cs", "oort")
 
     @property
     def needs_losses(self) -> bool:
-        """Whether the clients of a cohort send their mean training loss after their uploads."""
-        return self.selection.by == "power-of-choice"
+        """Whether the clients of a cohort report on their training losses after their uploads."""
+        return self.selection.reads_losses
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this loss, which a client sends in addition to its method's upload."""
-        return LOSS_BYTES if self.needs_losses else 0
+        """Bytes of this report, which a client sends in addition to its method's upload."""
+        return REPORT_BYTES if self.needs_losses else 0
+
+    def report(self, tally: Tally, n: int) -> float:
+        """Return what a client with n examples reports: its mean loss, or its utility for Oort.
+
+        It is nan if the client has not trained on its own examples.
+        """
+        return n * tally.root_mean_square if self.oort else tally.mean_loss
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
         """Draw the cohort of round t, in id order.
@@ -83,6 +96,8 @@ class Choice:
         g = rng.stream(self.seed, "cohort", t)
         if by == "e3cs":
             return draw_systematic(self.probabilities(t)[0], g)
+        if self.oort:
+            return self.oort.draw(t, g)
         if by in ("poisson", "cyclic"):  # in two steps, which take as long as the cohort is large
             b = count_groups(self.selection, self.participation) if by == "cyclic" else 1
             members = range(t % b, K, b)
@@ -109,12 +124,22 @@ class Choice:
         sigma = self.quota(t) * self.m / K
         return allocate(self.log_weights, self.m, sigma)
 
-    def learn(self, t: int, reports: Collection[int], losses: dict[int, float]) -> None:
+    def learn(
+        self,
+        t: int,
+        reports: Collection[int],
+        losses: dict[int, float],
+        seconds: Mapping[int, float] | None = None,
+    ) -> None:
         """Update the selection with the reports of round t.
 
         reports: clients that reported.
-        losses: the mean training losses that they sent; {} if the selection needs none.
+        losses: what they sent of their losses (`report`); {} if the selection needs nothing.
+        seconds: virtual seconds of these clients from download to upload.
         """
+        if self.oort:
+            self.oort.learn(t, losses, seconds or {})
+            return
         for k, loss in losses.items():
             self.losses[k] = loss
         if self.selection.by == "e3cs":
@@ -126,11 +151,14 @@ class Choice:
 
     def to_tree(self) -> dict[str, Any]:
         """Return the values that a checkpoint saves."""
-        return {"losses": self.losses.copy(), "log_weights": self.log_weights.copy()}
+        tree = {"losses": self.losses.copy(), "log_weights": self.log_weights.copy()}
+        return tree | ({"oort": self.oort.to_tree()} if self.oort else {})
 
     def from_tree(self, tree: dict[str, Any]) -> None:
         """Restore the values that `to_tree` returned."""
         self.losses, self.log_weights = np.array(tree["losses"]), np.array(tree["log_weights"])
+        if self.oort:
+            self.oort.from_tree(tree["oort"])
 
 
 def count_groups(selection: Selection, participation: float) -> int:

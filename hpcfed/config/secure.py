@@ -84,10 +84,10 @@ def check_secure(job: Job) -> None:
             f"{where}: the results of {job.algorithm.name} arrive one by one in virtual time, so "
             f"that no sum hides them; take a method that works in rounds, such as fedavg"
         )
-    if job.selection.by == "power-of-choice":
+    if job.selection.reads_losses:
         raise ConfigError(
-            f"{where} hides what single clients send, but selection.by = 'power-of-choice' reads "
-            f"their losses; set selection.by = 'uniform'"
+            f"{where} hides what single clients send, but selection.by = {job.selection.by!r} "
+            f"reads their losses; set selection.by = 'uniform'"
         )
     if secure.by == "lightsecagg" and secure.colluding >= secure.threshold:
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from math import inf, isfinite, prod
+from math import inf, isfinite, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class Tally:
     """
 
     loss: float = 0.0  # sum over examples
+    squares: float = 0.0  # sum over examples of the squared mean loss of their batch
     examples: int = 0
     epochs: float = 0.0
     seconds: float = 0.0
@@ -43,6 +44,11 @@ class Tally:
     def mean_loss(self) -> float:
         """Mean training loss of an example; nan if the client did not train on its own."""
         return self.loss / self.examples if self.examples else float("nan")
+
+    @property
+    def root_mean_square(self) -> float:
+        """Root of the mean of squared losses, as `squares` has them; nan as `mean_loss`."""
+        return sqrt(self.squares / self.examples) if self.examples else float("nan")
 
 
 def on_device(value: Any, device: torch.device) -> Any:

@@ -86,21 +86,21 @@ class Synchronous:
         self.fed, self.algorithm, self.balance = fed, algorithm, balance
         self.now = 0.0
         self.edges = SynchronousEdges(fed, algorithm, fed.edges, state) if fed.edges else None
-        self.losses: dict[int, float] = {}  # of the round, as the clients reported them
+        self.losses: dict[int, float] = {}  # what the clients of the round reported of theirs
 
     @property
     def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
         return self.edges.round if self.edges else self.algorithm.round
 
     def report(self, cohort: list[int]) -> None:
-        """Let the cohort send its mean training losses if the choice of cohorts needs them."""
+        """Let the cohort report on its training losses if the choice of cohorts needs them."""
         fed = self.fed
         self.losses = {}
         if not fed.choice.needs_losses:
             return
 
         def report(client: Client) -> Upload | None:
-            loss = fed.tallies[client.id].mean_loss
+            loss = fed.choice.report(fed.tallies[client.id], client.n)
             return Upload(training_loss=torch.tensor(loss)) if isfinite(loss) else None
 
         reports = fed.gather(fed.run(cohort, report))
@@ -151,7 +151,7 @@ class Synchronous:
             seconds = [max(s, deadline) if k in lost else s for k, s in took.items()]
             self.now += sum(seconds) if self.algorithm.one_at_a_time else max(seconds, default=0.0)
         self.now += self.fed.tallies.server_delay
-        self.fed.choice.learn(self.fed.t, cohort, self.losses)
+        self.fed.choice.learn(self.fed.t, cohort, self.losses, took)
         return {"clients/reports": np.isin(ids, cohort).astype(np.int64)} | traffic
 
     def _parts(self) -> dict[str, Any]:

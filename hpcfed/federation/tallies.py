@@ -59,6 +59,8 @@ class Tallies(defaultdict[int, Tally]):
         tally.work += copies * sum(examples)
         tally.seconds += seconds
         if on_own_data:
-            tally.loss += float(losses @ np.array(examples, dtype=float))
+            sizes = np.array(examples, dtype=float)
+            tally.loss += float(losses @ sizes)
+            tally.squares += float(np.square(losses) @ sizes)
             tally.examples += sum(examples)
             tally.epochs += sum(examples) / (size or client.n)

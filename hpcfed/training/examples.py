@@ -113,8 +113,9 @@ def check_settings(job: Job) -> None:
         f"local.class_weights = {local.class_weights!r} uses the numbers of examples of each "
         "class": local.class_weights in ("client", "all"),
         "local.balanced_batches draws examples by their classes": local.balanced_batches,
-        "selection.by = 'power-of-choice' reads the clients' losses": job.selection.by
-        == "power-of-choice",
+        f"selection.by = {job.selection.by!r} reads the clients' losses": (
+            job.selection.reads_losses
+        ),
     }.items():
         if used:
             raise ConfigError(

@@ -13,7 +13,7 @@ from tests.threads import spmd
 
 MLP = ("--models.mix", "mlp", "--rounds", "4", "--evaluate.before", "false")
 LOST = ("--system.dropout", "0.3")
-LEARNS = ("power-of-choice", "e3cs")
+LEARNS = ("power-of-choice", "e3cs", "oort")
 
 
 @pytest.mark.parametrize("by", LEARNS)
@@ -37,8 +37,9 @@ def test_another_choice_is_another_cohort(by: str):
     assert (chosen != usual).any() and (chosen.sum(1) == 3).all()
 
 
-def test_a_loss_that_is_reported_counts_as_four_bytes():
-    job = toy.job("fedavg", *MLP, "--selection.by", "power-of-choice")
+@pytest.mark.parametrize("by", ["power-of-choice", "oort"])
+def test_a_loss_that_is_reported_counts_as_four_bytes(by: str):
+    job = toy.job("fedavg", *MLP, "--selection.by", by)
     outcome, fed = toy.run(Serial(), job), toy.start(Serial(), job).fed
     want = (fed.initial().nbytes + 4) * outcome.column("cohort")
     assert (outcome.column("up") == want).all()

@@ -287,8 +287,9 @@ def results(outcome: toy.Outcome) -> list[Any]:
     return [outcome.state, outcome.weights, outcome.memory]
 
 
-def test_the_losses_that_power_of_choice_asks_for_pass_the_transforms_too():
-    flags = ("--rounds", "4", "--models.mix", "mlp", "--selection.by", "power-of-choice")
+@pytest.mark.parametrize("by", ["power-of-choice", "oort"])
+def test_the_losses_that_a_choice_asks_for_pass_the_transforms_too(by: str):
+    flags = ("--rounds", "4", "--models.mix", "mlp", "--selection.by", by)
 
     def cohorts(transform: Scale) -> list[list[bool]]:
         going = toy.start(Serial(), toy.job("fedavg", *flags))

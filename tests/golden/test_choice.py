@@ -1,11 +1,14 @@
 """How cohorts are chosen: probabilities, draws and what is learnt, by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from hpcfed.clients.selection import Choice, allocate, draw_systematic
 from hpcfed.config.selection import Selection
 from hpcfed.core import rng
+from hpcfed.federation.tallies import Tallies
 
 SIZES = (5, 0, 10, 20, 5)
 
@@ -110,3 +113,81 @@ def test_the_quota_inc_is_none_in_the_first_quarter_and_then_all():
     assert inc.probabilities(2)[0] == pytest.approx([0.5] * 4)
     inc.learn(5, inc.sample(5), {})
     assert inc.log_weights.sum() == 1
+
+
+# --- Oort
+
+
+def oort(m: int = 2, sizes: tuple[int, ...] = (1,) * 6, **fields: object) -> Choice:
+    return choice("oort", m=m, sizes=sizes, **fields)
+
+
+def test_the_utility_of_a_client_by_hand():
+    tallies = Tallies()
+    client: object = SimpleNamespace(id=0, n=4)
+    tallies.add_training(client, np.array([1.0, 1, 2, 2]), [1] * 4, 0.0)  # type: ignore[arg-type]
+    assert oort().report(tallies[0], 4) == pytest.approx(6.324555)
+    tallies.add_training(client, np.array([2.0]), [4], 0.0)  # type: ignore[arg-type]
+    assert oort().report(tallies[0], 4) == pytest.approx(4 * ((10 + 16) / 8) ** 0.5)
+    assert np.isnan(oort().report(tallies[1], 4))
+
+
+def test_scores_of_oort_by_hand():
+    by_oort = oort(preferred=0.5, clip=1.0).oort
+    by_oort.learn(0, {0: 1.0, 1: 3.0}, {0: 10.0, 1: 10.0})
+    by_oort.learn(3, {2: 5.0}, {2: 20.0})
+    uncertain = (0.1 * np.log(5)) ** 0.5  # round 5
+    want = [uncertain, 0.5 + uncertain, 0.25 * (1 + uncertain / 2)]
+    assert by_oort.scores(4, np.arange(3)) == pytest.approx(want)
+    plain = oort(slow=0.0, clip=0.5).oort
+    plain.from_tree(by_oort.to_tree())
+    want = [uncertain, 1 + uncertain, 1 + uncertain / 2]  # 5 counts as the median, 3
+    assert plain.scores(4, np.arange(3)) == pytest.approx(want)
+
+
+def test_oort_explores_each_client_once_and_then_draws_among_all():
+    explorer = oort(m=4, sizes=(1,) * 10, explore=1.0, explore_decay=1.0)
+    cohorts = []
+    for t in range(4):
+        cohorts.append(explorer.sample(t))
+        explorer.learn(t, cohorts[-1], dict.fromkeys(cohorts[-1], 1.0), dict.fromkeys(range(10), 1))
+    assert sorted({*cohorts[0], *cohorts[1], *cohorts[2]}) == [*range(10)]
+    assert not {*cohorts[0]} & {*cohorts[1]} and [*map(len, cohorts)] == [4] * 4
+
+
+def test_oort_draws_new_clients_by_size_and_clients_of_equal_utility_alike():
+    often = np.zeros(5)
+    for seed in range(400):
+        new = Choice(Selection(by="oort"), seed, SIZES, 1)
+        often[new.sample(0)] += 1
+    assert often / 400 == pytest.approx([0.125, 0, 0.25, 0.5, 0.125], abs=0.06)
+    often[:] = 0
+    for seed in range(400):
+        equal = Choice(Selection(by="oort", explore=0.0), seed, (1,) * 5, 2)
+        equal.learn(0, range(5), dict.fromkeys(range(5), 2.0), dict.fromkeys(range(5), 1.0))
+        often[equal.sample(1)] += 1
+    assert often / 400 == pytest.approx([0.4] * 5, abs=0.07)
+
+
+def test_oort_draws_among_clients_whose_scores_reach_the_cutoff():
+    strict = oort(m=2, explore=0.0, cutoff=1.0, slow=0.0)
+    strict.learn(0, range(6), {k: float(k) for k in range(6)}, dict.fromkeys(range(6), 1.0))
+    assert [strict.sample(t) for t in range(1, 9)] == [[4, 5]] * 8
+    often = np.zeros(6)
+    for seed in range(60):  # scores of round 2: 0.26, 0.47, 0.68, 0.89, 1.1, 1.26
+        loose = Choice(Selection(by="oort", explore=0.0, cutoff=0.6), seed, (1,) * 6, 2)
+        loose.from_tree(strict.to_tree())
+        often[loose.sample(1)] += 1
+    assert (often[:2] == 0).all() and (often[2:] > 0).all()
+
+
+def test_oorts_preferred_duration_rises_while_utilities_stay_the_same_and_falls_if_they_jump():
+    paced = oort(preferred=0.1, pace=2)
+    seconds = dict.fromkeys(range(6), 1.0)
+    quantiles = []
+    for t in range(8):
+        utility = 100.0 if t >= 6 else 1.0
+        paced.learn(t, [0], {0: utility}, seconds)
+        quantiles.append(paced.oort.quantile)
+    # in round 1 the client is new, so that rounds 1 and 2 differ from 3 and 4
+    assert quantiles == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.1, 0.15, 0.15, 0.1])
