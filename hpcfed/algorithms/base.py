@@ -25,7 +25,8 @@ follows from the field `weighting`; `train` trains a client on the objective `lo
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `step_passes`, `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`,
 `trains_parts`, `trains`, `draws_widths`, `in_virtual_time`, `samples_cohorts`, `one_at_a_time`,
-`edges`, `variants`, `proxy_variant`, `per`. Each is a ClassVar, or a property if it depends on an option.
+`edges`, `variants`, `proxy_variant`, `per`. Each is a ClassVar, or a property if it depends on an
+option.
 """
 
 from __future__ import annotations

@@ -46,6 +46,8 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
     "fedsgd": ("--local.lr", "0.2"),
     "scaffold": ("--local.lr", "0.1"),
     "fednova": ("--local.lr", "0.1"),
+    "qfedavg": ("--algorithm.q", "0.1", "--local.lr", "0.3"),
+    "afl": ("--algorithm.lambda_lr", "0.01", "--local.lr", "0.3"),
     "aruba": ("--local.lr", "0.1"),
     "pfedbayes": ("--algorithm.zeta", "0.01"),  # of few examples it weighs as 1 / n
     "ghn": ("--local.lr", "0.0015"),  # one step moves all weights at once
@@ -61,7 +63,7 @@ COMPRESSED = ("fedkd", "pfedhr", "pfedknow")
 # methods whose server gets each upload by itself; those of the others are added up on the way
 GATHERED = (
     *("cyclic", "dsgd", "dsgt", "fedgh", "fedgkt", "fedma", "fedorgp", "fedtgp"),
-    *("fedzkt", "ktpfl", "mocha", "pfedhr", "pfedknow", "pfnm", "tkm"),
+    *("fedzkt", "fedlaw", "ktpfl", "mocha", "pfedhr", "pfedknow", "pfnm", "tkm"),
 )
 TWO_COHORTS = ("feddane",)  # drawn one after the other; announced is the traffic of who is in both
 

@@ -73,6 +73,7 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.prior": 10.0,
     "algorithm.rate": 0.3,
     "algorithm.prunings": 1,
+    "algorithm.lipschitz": 3.0,
 }
 DATA = {  # what depends on the data, or on the models: not refused, and not always of effect
     "algorithm.empty",  # a centre without clients
