@@ -1,24 +1,25 @@
 """AFL: agnostic federated learning, which minimises the loss of the worst mixture of clients.
 
 Mohri et al. (Agnostic Federated Learning), ICML 2019, arXiv:1902.00146, section 4 (stochastic AFL):
-min_w max_lambda sum_k lambda_k F_k(w), over weights lambda >= 0 that sum to 1.
+min_w max_lam sum_k lam_k F_k(w), over weights lam >= 0 that sum to 1. F is the vector of all
+F_k(w), and gamma the step size of the weights, lambda_lr.
 
 Objective: F_k(w)
-Server: w <- w - eta sum_k lambda_k grad F_k(w); lambda <- project(lambda + lambda_lr (F_1, ...,
-    F_K)), the nearest weights that are >= 0 and sum to 1
+Server: w <- w - eta sum_k lam_k grad F_k(w); lam <- argmin_p ||p - lam - gamma F||, p >= 0, sum_k
+    p_k = 1
 Round:
 1. The server sends its model to the cohort, which is best all clients.
 2. Each client computes the mean loss F_k(w) and the gradient, on all of its examples.
 3. It sends the step down the gradient, and the number F_k(w).
-4. The server adds the steps up with the weights lambda, and then steps up in lambda.
+4. The server adds the steps up with the weights lam, and then steps up in lam.
 5. After the last round it takes the mean of its models of all rounds.
 
 Deviations: gradients and losses are those of all examples, not of one batch. The model of a round
 is its last one; the mean of all comes after the last round. In the paper all clients take part in
-each round (participation = 1); here a client that is absent keeps its lambda, and those of the
-others are divided by their sum. With batch normalisation the gradient is
-that of batches of local.batch examples, and float buffers are averaged with the same weights. The
-run of AFL that the README of fair_flearn names replaces all lambda by 1.
+each round (participation = 1); here a client that is absent keeps its lam, and those of the others
+are divided by their sum. With batch normalisation the gradient is that of batches of local.batch
+examples, and float buffers are averaged with the same weights. The run of AFL that the README of
+fair_flearn names replaces all lam by 1.
 """
 
 from dataclasses import dataclass

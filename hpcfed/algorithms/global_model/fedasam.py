@@ -1,9 +1,10 @@
 """FedASAM: FedSAM whose step of ascent follows the scale of each weight.
 
 Caldarola et al. (Improving Generalization in Federated Learning by Seeking Flat Minima), ECCV 2022,
-arXiv:2203.11834, with the step of Kwon et al. (ASAM), ICML 2021, arXiv:2102.11600.
+arXiv:2203.11834, with the step of Kwon et al. (ASAM), ICML 2021, arXiv:2102.11600. g is the
+gradient of the same batch, and T scales each of its entries.
 
-Objective: F_k(w + rho T (T g) / ||T g||), g = grad F_k(w) on the same batch, T = |w| + eta
+Objective: F_k(w + rho T^2 g / ||T g||), g = grad F_k(w), T = |w| + eta
 Server: w <- sum_k p_k w_k
 Round:
 1. The server sends its model to the cohort.

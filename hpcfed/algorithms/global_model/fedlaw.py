@@ -1,11 +1,12 @@
 """FedLAW: the server learns the weights of the clients' models, and their sum, on labelled data.
 
 Li et al. (Revisiting Weighted Aggregation in Federated Learning with Neural Networks), ICML 2023,
-arXiv:2302.10911, eq. 5. A sum gamma below 1 shrinks the global weights.
+arXiv:2302.10911, eq. 5. CE is the cross-entropy of the public data. A sum gamma below 1
+shrinks the global weights.
 
 Objective: F_k(w)
-Server: w <- gamma sum_k lambda_k w_k; gamma, lambda = argmin CE(gamma sum_k lambda_k w_k) on public
-    data, with gamma = e^b and lambda = softmax(a)
+Server: w <- gamma sum_k lam_k w_k; gamma = e^b; lam = softmax(a); a, b <- argmin_(a,b) CE(gamma
+    sum_k lam_k w_k)
 Round:
 1. The server sends its model to the cohort.
 2. Each client trains it and sends it.

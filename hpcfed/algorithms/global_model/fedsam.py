@@ -3,9 +3,9 @@
 Qu et al. (Generalized Federated Learning via Sharpness Aware Minimization), ICML 2022,
 arXiv:2206.02618, algorithm 1; Caldarola et al. (Improving Generalization in Federated Learning by
 Seeking Flat Minima), ECCV 2022, arXiv:2203.11834, who add stochastic weight averaging (SWA) at the
-server.
+server. g is the gradient of the same batch.
 
-Objective: F_k(w + rho g / ||g||), g = grad F_k(w) on the same batch
+Objective: F_k(w + rho g / ||g||), g = grad F_k(w)
 Server: w <- sum_k p_k w_k
 Round:
 1. The server sends its model to the cohort.

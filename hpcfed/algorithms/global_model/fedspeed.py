@@ -2,10 +2,9 @@
 
 Sun et al. (FedSpeed: Larger Local Interval, Less Communication Round, and Higher Generalization
 Accuracy), ICLR 2023, arXiv:2302.10429. In the paper's words alpha is 1 / lambda, and g_k the
-correction of the prox-term.
+correction of the prox-term. g is the gradient of the same batch.
 
-Objective: F_k(w + rho g / ||g||) - <g_k, w> + alpha / 2 ||w - w_t||^2, g = grad F_k(w) on the same
-    batch
+Objective: F_k(w + rho g / ||g||) - <g_k, w> + alpha / 2 ||w - w_t||^2, g = grad F_k(w)
 Server: h <- h - alpha / K sum_k (w_k - w_t); w <- mean_k w_k - h / alpha
 Round:
 1. The server sends its model, w_t, to the cohort.
