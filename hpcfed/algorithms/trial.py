@@ -37,6 +37,7 @@ from hpcfed.core.params import Params, Per, Term
 from hpcfed.core.payload import nbytes
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.federation import Federation
+from hpcfed.federation.trial import Shortened, Trial
 from hpcfed.models.assign import widest
 from hpcfed.tasks import Task
 from hpcfed.training import examples
@@ -105,20 +106,17 @@ class Measured:
     """Bytes of a round by kind of client and number of classes.
 
     encoded: whether messages are what the job's transforms make of them.
-    releases: largest number of a client's trainings with noisy gradients in a round.
     uploads: largest number of uploads of a client in a round.
     moves: whether most of what clients send is moved between ranks one by one, not added up.
     """
 
     def __init__(self, fed: Federation, encoded: bool = True) -> None:
         self._fed, self._encoded = fed, encoded
-        self._first: dict[Kind, int] = {}  # client of each kind
-        for k, kind in enumerate(zip(fed.architectures, fed.modalities, strict=True)):
-            self._first.setdefault(kind, k)
+        self._first = first_of_kinds(fed)
         # bytes by number of classes, by kind; if they do not depend on it, by 0
         self._bytes: dict[Kind, dict[int, Bytes]] = {}
         self.moves = False
-        self.uploads = self.releases = 0
+        self.uploads = 0
         self._compare()
 
     def traffic(self, k: int) -> Bytes:
@@ -155,13 +153,8 @@ class Measured:
 
     def _try(self, ks: Collection[int]) -> dict[int, Bytes]:
         """Return the bytes of these clients, measured beside one client of each kind."""
-        names = self._fed.architectures
         alone = self._first.keys() - set(map(self._kind, ks))
-        # client 0, or one like it, comes first: the server's model is often like that of client 0
-        ids = sorted(
-            {*ks, *(self._first[kind] for kind in alone)},
-            key=lambda k: (names[k] != names[0], k),
-        )
+        ids = in_order(self._fed, {*ks, *(self._first[kind] for kind in alone)})
         with rng.scoped(self._fed.seed, "trial"):
             fed = trial(self._fed, ids, self._encoded)
             try:
@@ -169,14 +162,29 @@ class Measured:
                 exchange: Any = fed.exchange
                 self.moves = exchange.moved > exchange.summed
                 self.uploads = max(self.uploads, uploads)
-                releases = (tally.releases for tally in fed.tallies.values())
-                self.releases = max(self.releases, *releases, 0)
                 self._fed.shapes_of_means |= fed.shapes_of_means
                 if self._fed.rule and fed.rule:
                     self._fed.rule.learn(fed.rule)
             finally:
                 fed.store.close()
         return dict(zip(ids, bytes_, strict=True))
+
+
+def first_of_kinds(fed: Federation) -> dict[Kind, int]:
+    """Return the first client of each kind."""
+    clients: dict[Kind, int] = {}
+    for k, kind in enumerate(zip(fed.architectures, fed.modalities, strict=True)):
+        clients.setdefault(kind, k)
+    return clients
+
+
+def in_order(fed: Federation, ks: Iterable[int]) -> list[int]:
+    """Return clients in the order that they have in a trial.
+
+    Client 0, or one like it, comes first: the server's model is often like that of client 0.
+    """
+    names = fed.architectures
+    return sorted(ks, key=lambda k: (names[k] != names[0], k))
 
 
 MEASURED: WeakKeyDictionary[Federation, dict[bool, Measured]] = WeakKeyDictionary()
@@ -243,25 +251,47 @@ def perform(fed: Federation) -> tuple[list[Bytes], int]:
     state, most, uploads = method.init(fed), [(0, 0)] * fed.K, 0
     once = one_exchange(method) and not fed.transforms  # which may learn in the first round
     for t in range(1 if once else 2):
-        fed.begin()
-        fed.participants.open(t)
-        with suppress(DivergedError):
-            if isinstance(method, EventBased):
-                for client in fed.clients.values():
-                    work_once(fed, method, client, state, t)
-            else:
-                state = method.round(fed, state, everybody, t)
+        state = rehearse(fed, state, t)
         uploads = max(uploads, *fed.replay.uploads.values(), 0)
         tallies = [fed.tallies[k] for k in everybody]
         most = [
             (max(down, tally.down), max(up, tally.up))
             for (down, up), tally in zip(most, tallies, strict=True)
         ]
-    if fed.job.privacy.by == "examples":  # what it reads then is no less private
-        method.finish(fed, state, t)
+    if fed.job.privacy.by == "examples":
+        check_finish(fed, state, t)
     if fed.rule and fed.rule.empty_cohorts:
         check_empty_cohort(fed, state)
     return most, uploads
+
+
+def rehearse(fed: Federation, state: Any, t: int) -> Any:
+    """Run round t of a trial, in which all clients take part, and return the new state.
+
+    A round in which losses are nan ends there, and the state stays as it is.
+    """
+    method = fed.job.algorithm
+    fed.begin()
+    fed.participants.open(t)
+    with suppress(DivergedError):
+        if isinstance(method, EventBased):
+            for client in fed.clients.values():
+                work_once(fed, method, client, state, t)
+        else:
+            state = method.round(fed, state, list(range(fed.K)), t)
+    return state
+
+
+def check_finish(fed: Federation, state: Any, t: int) -> None:
+    """Raise ConfigError for a method whose clients read examples after the last round, and send.
+
+    Training by which only the client's own model changes needs no noise.
+    """
+    fed.begin()
+    with fed.stay_with_clients():
+        fed.job.algorithm.finish(fed, state, t)
+    if fed.replay.uploads.total():
+        examples.refuse(fed, "its clients send something after the last round, without noise")
 
 
 def check_empty_cohort(fed: Federation, state: Any) -> None:
@@ -332,7 +362,8 @@ def trial(fed: Federation, ids: list[int], encoded: bool = True) -> Federation:
         pool=lambda: pooled(fed, len(ids), store),
         modalities=lambda: [fed.modalities[k] for k in ids],
     )
-    federation.trial, federation.transforms = True, fed.transforms if encoded else []
+    federation.trial = Trial(fed.job.local)
+    federation.transforms = fed.transforms if encoded else []
     if fed.rule and encoded:
         federation.rule = fed.rule.fresh()
         federation.label_counts = HiddenCounts(federation, fed.rule)  # type: ignore[assignment]
@@ -354,7 +385,7 @@ def pooled(fed: Federation, k: int, store: ClientStore) -> Client:
 def shorten(job: Job, clients: int) -> Job:
     """Return the job of a trial: all clients take part, and loops end after one small step."""
     fields: dict[str, Any] = {
-        name: 1
+        name: Shortened(value)
         for name, value in job.algorithm
         if name.endswith(LOOPS) and isinstance(value, int) and value > 1
     }

@@ -13,7 +13,8 @@ ADAPTS = {"how": other_than("none")}
 class Adapt(Section):
     """Local adaptation of the clients' models after the last round, with any method.
 
-    It needs no communication, and no round or checkpoint contains it.
+    It needs no communication, and no round or checkpoint contains it. With privacy.by = "examples"
+    it has no noise: what it learns stays with the client, and the account does not count it.
     """
 
     how: Literal["none", "all", "head", "ewc", "distil"] = "none"

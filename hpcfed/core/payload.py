@@ -37,8 +37,9 @@ class Tally:
     work: float = (
         0.0  # examples that went forward and backward, own or others; forward alone counts a third
     )
-    releases: int = 0  # noisy gradients of its examples (privacy.by = "examples")
-    sampled: float = 0.0  # largest probability with which an example was in a batch of these
+    # noisy gradients of its examples (privacy.by = "examples"): the probability of an example in a
+    # batch, and the number of gradients
+    releases: tuple[tuple[float, int], ...] = ()
 
     @property
     def mean_loss(self) -> float:

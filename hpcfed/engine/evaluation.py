@@ -320,7 +320,7 @@ class Evaluation:
         if self.independent:
             yield client.model
             return
-        with client.borrowed(), draws(self.fed, client):
+        with client.borrowed(), draws(self.fed, client), self.fed.stay_with_clients():
             server_state = self.state_of(client.id, state)
             yield self.algorithm.predictor(self.fed, client, server_state)
 

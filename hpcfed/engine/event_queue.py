@@ -8,11 +8,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.algorithms.events import Coordinator, Decision, Work
+from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work
 from hpcfed.core import rng
 
 if TYPE_CHECKING:
@@ -259,3 +260,17 @@ class EventQueue:
         heapq.heapify(self._ends)
         self.free = Free(len(self.counts), map(int, tree["busy"]))
         self.coordinator.from_tree(tree["coordinator"])
+
+
+def make_queue(fed: Federation, algorithm: EventBased) -> EventQueue:
+    """Return the queue of a run before its first job."""
+    coordinator = algorithm.coordinator
+    if fed.edges:
+        coordinators = [algorithm.coordinator for _ in range(fed.edges.number)]
+        coordinator = EdgeCoordinator(coordinators, fed.edges)
+    return EventQueue(
+        draws=fed.participants.draws,
+        at_once=fed.cohort_size if algorithm.to_server else fed.K,
+        seconds=partial(algorithm.seconds, fed),
+        coordinator=coordinator,
+    )

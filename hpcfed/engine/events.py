@@ -19,7 +19,7 @@ import numpy as np
 
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.engine.edge_aggregation import EventEdges
-from hpcfed.engine.event_queue import EdgeCoordinator, Ended, EventQueue
+from hpcfed.engine.event_queue import Ended, make_queue
 from hpcfed.engine.round_record import Row
 
 if TYPE_CHECKING:
@@ -61,18 +61,10 @@ class Events:
         self._worked: set[int] = set()  # clients of all ranks whose open job has been computed
         # client, and merges of the server since its download
         self._staleness: list[tuple[int, int]] = []
-        seconds = partial(algorithm.seconds, fed)
-        at_once = fed.cohort_size if algorithm.to_server else fed.K
-        self.coordinator = algorithm.coordinator
-        ready = None
+        self.queue = make_queue(fed, algorithm)
+        self.coordinator = self.queue.coordinator
         if self.edges:
-            coordinators = [algorithm.coordinator for _ in range(self.edges.map.number)]
-            self.coordinator, ready = (
-                EdgeCoordinator(coordinators, self.edges.map),
-                self.edges.ready_for,
-            )
-        self.queue = EventQueue(fed.participants.draws, at_once, seconds, self.coordinator)
-        self.queue.ready = ready or self.queue.ready
+            self.queue.ready = self.edges.ready_for
         self._hand_out(self._waits(self.queue.fill(), self.queue.now), state)
 
     @property

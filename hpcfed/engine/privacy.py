@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from hpcfed.algorithms.trial import measure
 from hpcfed.core.errors import ConfigError, everywhere
+from hpcfed.engine.noisy_gradients import NoisyGradients
+from hpcfed.federation.transforms.privacy.examples import ExampleAccount
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
@@ -26,10 +28,11 @@ def open_account(fed: Federation) -> None:
         if privacy.sampling:
             check_cohorts(fed)
         if fed.account:
-            each = measured.releases if privacy.by == "examples" else uploads
+            if isinstance(fed.account, ExampleAccount):
+                fed.account.schedule = NoisyGradients(fed)
             # with sampled cohorts each round costs all clients alike
             turns = fed.job.rounds if privacy.sampling else busiest(fed)
-            fed.account.open(fed.comm, max(1, each), turns)
+            fed.account.open(fed.comm, max(1, uploads), turns)
         if fed.rule:
             fed.rule.open(fed)
     except ConfigError as error:

@@ -212,13 +212,13 @@ class Rounds:
         self.balance = Balance(fed)
         self.recorder = Recorder(fed)
         self.early_stop = EarlyStop(fed.job.evaluate.patience)
+        open_account(fed)
         self.schedule: Schedule = (
             Events(fed, algorithm, state)
             if isinstance(algorithm, EventBased)
             else Synchronous(fed, algorithm, state, self.balance)
         )
         self.evaluation.state_of = self.schedule.state_of
-        open_account(fed)
 
     def step(self, flags: Flags = dict) -> tuple[Row, dict[str, bool]]:
         """Run one round; collective.
@@ -291,9 +291,15 @@ class Rounds:
         Returns the scores after that. If nothing is done, these are the scores of the global model,
         which clients would receive now; {} if the method has none.
         """
-        t = self.t - 1
-        self.fed.participants.open(t)  # a run that is resumed at its end has run no round
-        state = self._finish(t)
+        self.fed.participants.open(self.t - 1)  # a run that is resumed at its end has run none
+        with self.fed.stay_with_clients():
+            return self._scores_after(self._finish(self.t - 1))
+
+    def _scores_after(self, state: State | None) -> Row:
+        """Return the scores after the last round.
+
+        state: that of the method's steps after it; None: there are none.
+        """
         adapts = self.fed.job.adapt.how != "none"
         if state is None and not adapts:
             one = self.algorithm.accepts == "one architecture" and shares_all(

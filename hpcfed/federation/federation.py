@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ from hpcfed.federation.placement import Placement
 from hpcfed.federation.replay_log import ReplayLog
 from hpcfed.federation.sealed import MeanRule, check_open, sealed_parts
 from hpcfed.federation.tallies import Tallies
+from hpcfed.federation.trial import Trial
 from hpcfed.federation.turns import Turns
 from hpcfed.federation.upload import Transform, Uplink, Upload
 from hpcfed.federation.warnings import Warnings
@@ -105,9 +107,9 @@ class Federation:
     `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `edges` (servers
     between clients and this one), `account` (what the run has cost in privacy; None: nobody counts
     it) and its `noise_multiplier`, `shapes_of_means` (of tensors of which clients send pieces, by
-    name, as `note_shapes` notes them), `begin` (opens a round), `data`, `gpu`, `trial` (whether
+    name, as `note_shapes` notes them), `begin` (opens a round), `data`, `gpu`, `trial` (notes, if
     only shapes and bytes count: then a training takes one step or none, and a pass over examples
-    computes three of them).
+    computes three of them), `stays` (whether all that clients compute now stays with them).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     pool: makes a client that holds all clients' data.
@@ -146,7 +148,8 @@ class Federation:
         self.clients = clients  # this rank's, by id
         self.edges = edges  # edge servers between clients and server; None: there are none
         self._pool, self._modalities = pool, modalities
-        self.trial = False
+        self.trial: Trial | None = None
+        self.stays = False
 
         self.comm = comm
         self.store = store
@@ -316,10 +319,24 @@ class Federation:
     def begin(self) -> None:
         """Begin a round, for the first time or again."""
         self.replay.begin()
+        if self.trial:
+            self.trial.begin()
         if self.rule:
             self.rule.begin()
 
     # The clients' work
+
+    @contextmanager
+    def stay_with_clients(self) -> Iterator[None]:
+        """Let nothing that clients compute in the block leave them.
+
+        The block is an evaluation, or what follows the last round. Training in it needs no noise.
+        """
+        stayed, self.stays = self.stays, True
+        try:
+            yield
+        finally:
+            self.stays = stayed
 
     def mine(self, cohort: Iterable[int]) -> list[Client]:
         """Return this rank's clients of the cohort, in id order."""

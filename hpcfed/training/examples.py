@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from hpcfed.clients.client import Shard
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, first_line
+from hpcfed.federation.trial import Training
 from hpcfed.machine.devices import autocast
 from hpcfed.training.objective import flat, like, title
 from hpcfed.training.optimisers import Gradient
@@ -45,10 +45,13 @@ CLOSE = 1e-4  # relative difference that rounding may cause between a batch and 
 
 
 def protects(fed: Federation, client: Client, data: Shard) -> bool:
-    """Return whether training on these examples has to hide each of them."""
-    return fed.job.privacy.by == "examples" and (
-        client.train.holds(data) or data.holds(client.train)
-    )
+    """Return whether training on these examples has to hide each of them.
+
+    It has not where all that comes of it stays with the client (`Federation.stay_with_clients`).
+    """
+    if fed.job.privacy.by != "examples" or fed.stays:
+        return False
+    return client.train.holds(data) or data.holds(client.train)
 
 
 def refuse(fed: Federation, what: str) -> NoReturn:
@@ -95,15 +98,24 @@ def hide(fed: Federation) -> None:
             fed.label_counts = client.train  # type: ignore[assignment]
 
 
-STREAMS: WeakKeyDictionary[Federation, set[tuple[str, int, int]]] = WeakKeyDictionary()
-
-
 def check_stream(fed: Federation, key: tuple[str, int, int]) -> None:
     """Raise ConfigError in a trial if the noise of these phase, round and client is used again."""
-    used = STREAMS.setdefault(fed, set())
-    if key in used:
+    assert fed.trial
+    if key in fed.trial.streams:
         refuse(fed, f"it trains twice in a round under the name {key[0]!r}, with the same noise")
-    used.add(key)
+    fed.trial.streams.add(key)
+
+
+def count_releases(fed: Federation, client: Client, training: Training, number: int) -> None:
+    """Count the noisy gradients that a client has computed in a training.
+
+    number: of them; a trial notes the training, in which it makes one step.
+    """
+    if fed.trial:
+        fed.trial.note(client.id, training)
+    elif number:
+        q, _ = training.releases(client.n)
+        fed.tallies[client.id].releases += ((q, number),)
 
 
 def check_settings(job: Job) -> None:

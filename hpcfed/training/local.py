@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hpcfed.core import rng
 from hpcfed.data.sampling import even_parts
+from hpcfed.federation.trial import Training, of_job
 from hpcfed.machine.devices import autocast, wait
 from hpcfed.models.model import Model
 from hpcfed.training import engines, examples
@@ -78,8 +79,9 @@ class LocalSteps:
             size or settings.batch,
             bool(amount if epochs or amount else settings.steps),
         )
-        amount = amount or fed.work(client, epochs)
         self.private = examples.protects(fed, client, self.data)
+        self.training = self._training(epochs, amount)
+        amount = amount or fed.work(client, epochs)
         poisson = self.private and not fed.trial  # whose batches may be empty
         self.plan = plan_batches(
             fed, client, t, self.data, self.size, amount, in_steps, phase, poisson
@@ -90,6 +92,14 @@ class LocalSteps:
         self.losses: list[Tensor] = []  # of the steps done
         self.examples: list[int] = []  # sizes of their batches
         self.once = 0.0  # seconds of recordings, which serve all clients
+
+    def _training(self, epochs: int | None, amount: int | None) -> Training:
+        """Return the training as the account of privacy counts it, with the numbers of the job."""
+        local = self.fed.trial.local if self.fed.trial else self.settings
+        others = len(self.data) - self.client.n
+        if amount or not (epochs or local.steps is None):
+            return Training(self.size, steps=of_job(amount or local.steps or 1), others=others)
+        return Training(self.size, epochs=of_job(epochs or local.epochs), others=others)
 
     @cached_property
     def draws(self) -> torch.Generator:
@@ -162,9 +172,7 @@ class LocalSteps:
         """
         if self.releases != self.read:
             examples.refuse(self.fed, "it trains in its own way, without a gradient per batch")
-        tally = self.fed.tallies[self.client.id]
-        tally.releases += self.releases
-        tally.sampled = max(tally.sampled, self.batch_mean / len(self.data))
+        examples.count_releases(self.fed, self.client, self.training, self.releases)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         data = examples.readable(self.data)
@@ -312,8 +320,7 @@ def gradient(
             fed.clock.heartbeat.step()
     if noisy:
         noisy.store(skeleton)
-        fed.tallies[client.id].releases += 1
-        fed.tallies[client.id].sampled = 1.0
+        examples.count_releases(fed, client, Training(size=0), 1)
     sizes = [len(rows) for rows in plan]
     values = on_host(losses)
     # a client that fails in an evaluation has no round to leave

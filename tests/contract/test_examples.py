@@ -1,6 +1,7 @@
 """DP-SGD: gradients of single examples, clipped, with noise."""
 
 import math
+from collections import Counter, defaultdict
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,7 +16,10 @@ from hpcfed.algorithms import load as algorithm
 from hpcfed.algorithms.trial import check_privacy
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
+from hpcfed.engine.noisy_gradients import NoisyGradients
 from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
+from hpcfed.federation.transforms.privacy.examples import Gradients, costliest
+from hpcfed.federation.upload import Upload
 from hpcfed.training import examples
 from hpcfed.training.batches import plan_batches
 from tests.contract import toy
@@ -195,7 +199,9 @@ def test_a_target_finds_the_noise_and_a_budget_ends_the_run():
 def test_training_twice_in_a_round_counts_twice():
     rounds = toy.start(Serial(), toy.job("ditto", *PRIVATE, "1", "--privacy.noise", "2"))
     rounds.step()
-    assert rounds.fed.account.releases.max() == 4  # the client with 32 examples, in batches of 16
+    assert (
+        max(g.total() for g in rounds.fed.account.gradients.values()) == 4
+    )  # the client with 32 examples, in batches of 16
 
 
 def refusal(method: str, *flags: str) -> str:
@@ -232,10 +238,37 @@ def test_other_engines_are_refused():
 MIXES = {"one architecture": "mlp", "widths": "cnn", "depths": "resmlp-2,resmlp-4"}
 
 
+@pytest.fixture
+def noisy_steps(monkeypatch: pytest.MonkeyPatch) -> dict[int, Counter[float]]:
+    """The noisy gradients of each client outside of trials, by the q of their batches."""
+    counts: dict[int, Counter[float]] = defaultdict(Counter)
+    add_noise = examples.PrivateGradient.noisy
+
+    def noisy(self, total):
+        if not self.fed.trial:
+            counts[self.client.id][self.size / self.client.n] += 1
+        return add_noise(self, total)
+
+    monkeypatch.setattr(examples.PrivateGradient, "noisy", noisy)
+    return counts
+
+
+def largest_epsilon(counts: dict[int, Counter[float]], z: float) -> float:
+    """Epsilon of the client that costs most, of numbers of noisy gradients by q."""
+    accountant = Accountant(1e-5, "rdp")
+    return max(
+        accountant.epsilon([Release(z, q, n) for q, n in sorted(each.items())])
+        for each in counts.values()
+    )
+
+
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_every_method_trains_by_noisy_gradients_or_is_refused_with_the_reason(method: str):
+def test_every_method_stays_within_its_budget_or_is_refused_with_the_reason(
+    method: str, noisy_steps
+):
     mix = MIXES.get(algorithm(method)().accepts, "mlp,cnn,fedhenn-3,mlp,cnn,fedhenn-1")
-    job = toy.job(method, *PRIVATE, "1", "--privacy.noise", "0.5", "--models.mix", mix)
+    flags = ("--privacy.epsilon", "3", "--models.mix", mix, "--local.epochs", "2")
+    job = toy.job(method, *PRIVATE, "1", *flags, "--rounds", "3", "--evaluate.every", "9")
     try:
         rounds = toy.start(Serial(), job)
         check_privacy(rounds.fed)
@@ -243,6 +276,80 @@ def test_every_method_trains_by_noisy_gradients_or_is_refused_with_the_reason(me
         # pfedknow needs batch normalisation, which has no gradients of single examples
         assert str(error).startswith(("privacy.by = 'examples'", "pfedknow prunes channels"))
         return
-    rounds.step()
-    trained = [tally for tally in rounds.fed.tallies.values() if tally.examples]
-    assert all(0 < tally.sampled <= 1 <= tally.releases for tally in trained)
+    while not rounds.over:
+        row, _ = rounds.step()
+        trained = [tally for tally in rounds.fed.tallies.values() if tally.examples]
+        assert all(tally.releases for tally in trained)
+    assert rounds.t == 3  # the noise is that for all rounds
+    assert row["rounds/epsilon"] == largest_epsilon(noisy_steps, rounds.fed.noise_multiplier) <= 3
+
+
+def foreseen(method: str, *flags: str) -> NoisyGradients:
+    job = toy.job(method, *PRIVATE, "1", "--privacy.noise", "1", "--participation", "1", *flags)
+    return NoisyGradients(toy.start(Serial(), job).fed)
+
+
+def test_a_ramp_and_a_warm_up_are_foreseen_round_by_round():
+    """Client 5 has 32 examples, of which a batch has 16."""
+    ramp = foreseen("ktpfl", "--algorithm.ramp", "3", "--local.epochs", "2", "--rounds", "200")
+    assert [ramp.of_round(t)[5][0.5] for t in (0, 1, 2, 3, 150)] == [2, 4, 6, 6, 6]
+    steps = ("--algorithm.first_rounds", "90", "--algorithm.inner_steps", "7")
+    warm_up = foreseen("reptile", *steps, "--local.epochs", "3", "--rounds", "200")
+    assert [warm_up.of_round(t)[5][0.5] for t in (0, 89, 90, 199)] == [6, 6, 7, 7]
+    assert warm_up.total()[5] == {0.5: 90 * 6 + 110 * 7}
+
+
+def test_what_clients_do_before_their_first_round_is_foreseen_once():
+    schedule = foreseen("fedmd", "--algorithm.transfer_epochs", "4", "--rounds", "9")
+    assert schedule.once(5) == {0.5: 8}
+    assert schedule.total()[5] == {0.5: 8 + 9 * 2}
+
+
+def test_tasks_in_virtual_time_are_foreseen_one_by_one(noisy_steps):
+    schedule = foreseen("fedbuff", "--rounds", "3")
+    toy.run(Serial(), schedule.fed.job)
+    assert schedule.total() == noisy_steps
+
+
+def test_gradients_of_several_probabilities_are_counted_by_their_own(noisy_steps):
+    """The control variate takes all examples, each step 8 of them."""
+    flags = ("--privacy.noise", "2", "--algorithm.control", "gradient", "--local.batch", "8")
+    outcome = toy.run(Serial(), toy.job("scaffold", *PRIVATE, "1", *flags))
+    assert max(len(counts) for counts in noisy_steps.values()) == 2
+    assert outcome.rows[-1]["rounds/epsilon"] == largest_epsilon(noisy_steps, 2.0)
+
+
+def test_a_client_is_compared_with_others_only_if_none_exceeds_it():
+    several, rare, once = Gradients({0.5: 3}), Gradients({0.25: 3}), Gradients({1.0: 1})
+    assert costliest([rare, several, once, several]) == [once.parts, several.parts]
+    assert costliest([Gradients({1.0: 1, 0.1: 5}), once]) == [((0.1, 5), (1.0, 1))]
+
+
+def test_a_round_that_costs_more_than_was_foreseen_is_not_recorded():
+    flags = ("--privacy.epsilon", "3", "--participation", "1")
+    rounds = toy.start(Serial(), toy.job("fedavg", *PRIVATE, "1", *flags))
+    rounds.fed.account.gradients[5] = Gradients({1.0: 10_000})
+    with pytest.raises(ConfigError, match="cost more than expected"):
+        rounds.step()
+    assert rounds.t == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "flags"), [("fedbabu", ()), ("fedavg", ("--adapt.how", "all", "--adapt.lr", "0.1"))]
+)
+def test_what_stays_with_clients_after_the_last_round_has_no_noise(method, flags, noisy_steps):
+    rounds = toy.start(Serial(), toy.job(method, *PRIVATE, "1", "--privacy.noise", "2", *flags))
+    while not rounds.over:
+        rounds.step()
+    weights, steps = rounds.fed.clients[5].params(), sum(c.total() for c in noisy_steps.values())
+    rounds.finish()
+    assert sum(counts.total() for counts in noisy_steps.values()) == steps
+    assert toy.differences(rounds.fed.clients[5].params(), weights)
+
+
+def test_sending_after_the_last_round_is_refused(monkeypatch: pytest.MonkeyPatch):
+    def finish(self, fed, state, t):
+        fed.run(range(fed.K), lambda client: Upload(client.params()))
+
+    monkeypatch.setattr(algorithm("fedbabu"), "finish", finish)
+    assert "after the last round" in refusal("fedbabu")

@@ -329,7 +329,7 @@ def test_a_run_that_has_spent_its_budget_is_finished_and_continues_with_a_larger
 def test_a_dry_run_says_the_noise_that_the_job_will_have(capsys):
     job = [flag for flag in JOB if flag not in NOISE]
     assert main([*job, "--privacy.epsilon", "5", "--dry-run", "true"]) == 0
-    z = Accountant(1e-5).calibrate(5.0, 0.5, 6)
+    z = Accountant(1e-5).calibrate(5.0, (0.5, 6))
     assert f"noise multiplier {z:g}, computed for epsilon 5" in capsys.readouterr().out
 
 

@@ -194,9 +194,9 @@ def test_nothing_released_costs_nothing_and_no_noise_everything():
 )
 def test_noise_for_a_target_is_the_smallest_that_reaches_it(by, q, rounds, z):
     accountant = Accountant(1e-6, by)
-    got = accountant.calibrate(2.0, q, rounds)
+    got = accountant.calibrate(2.0, (q, rounds))
     assert got == pytest.approx(z, rel=3e-4)
-    run = accountant.for_run(got, q, rounds)
+    run = accountant.for_run(got, (q, rounds))
     assert run.epsilon([Release(got, q, rounds)]) <= 2.0
     assert run.epsilon([Release(got * 0.999, q, rounds)]) > 2.0
 
@@ -206,15 +206,15 @@ def test_noise_for_a_target_is_the_smallest_that_reaches_it(by, q, rounds, z):
     [(1, 1e-5, 3.730632), (0.5, 1e-5, 7.031827), (2, 1e-6, 2.230476), (8, 1e-5, 0.600229)],
 )
 def test_noise_of_one_release_is_that_of_the_analytic_gaussian_mechanism(epsilon, delta, sigma):
-    z = Accountant(delta).calibrate(epsilon, 1.0, 1)
+    z = Accountant(delta).calibrate(epsilon, (1.0, 1))
     assert z == pytest.approx(sigma, rel=1e-5) and z >= sigma * (1 - 1e-6)
 
 
 def test_so_little_noise_that_epsilon_is_enormous_is_still_accounted():
-    run = Accountant(1e-5).for_run(0.05, 0.1, 1000)
+    run = Accountant(1e-5).for_run(0.05, (0.1, 1000))
     assert 1e4 < run.epsilon([Release(0.05, 0.1, 1000)]) < math.inf
 
 
 def test_a_target_out_of_reach_is_refused():
     with pytest.raises(ValueError, match="costs epsilon"):
-        Accountant(1e-5).calibrate(1e-9, 1.0, 10**9)
+        Accountant(1e-5).calibrate(1e-9, (1.0, 10**9))

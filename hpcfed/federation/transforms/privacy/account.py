@@ -57,8 +57,7 @@ class Account:
         the budget.
         """
         self.each = each
-        times = each * self.most_releases(turns)
-        result: Any = comm.bcast(self._begin(each, times) if comm.rank == 0 else None)
+        result: Any = comm.bcast(self._begin(turns) if comm.rank == 0 else None)
         if isinstance(result, str):
             raise ConfigError(result)
         self.z, self.ahead = result
@@ -69,17 +68,21 @@ class Account:
                 f"and it is computed"
             )
 
-    def _begin(self, each: int, times: int) -> tuple[float, float] | str:
+    def _begin(self, turns: int) -> tuple[float, float] | str:
         """Return the noise multiplier and the cost of the first round, or why there are none."""
         try:
-            if self.target:
-                self.z = self.calibrate(times)
-            self.accountant = self.accountant.for_run(self.z, self.q, times)
-            return self.z, self.cost(each)
+            self.set_noise(self.each * self.most_releases(turns))
+            return self.z, self.cost(self.each)
         except ValueError as error:
             return f"privacy.epsilon = {self.budget:g}: {error}"
         except ConfigError as error:  # a package is missing
             return str(error)
+
+    def set_noise(self, times: int) -> None:
+        """Find the noise, and how finely to count, for so many releases. Raises ValueError."""
+        if self.target:
+            self.z = self.calibrate(times)
+        self.accountant = self.accountant.for_run(self.z, (self.q, times))
 
     def most_releases(self, turns: int) -> int:
         """Return the number of rounds of the run that count.  turns: of the busiest client."""
@@ -88,12 +91,14 @@ class Account:
     def calibrate(self, times: int) -> float:
         """Return the noise with which so many releases cost the budget. Raises ValueError."""
         assert self.budget is not None
-        return self.accountant.calibrate(self.budget, self.q, times)
+        return self.accountant.calibrate(self.budget, (self.q, times))
 
     def close(self, comm: Comm, cohort: Collection[int], each: int) -> float:
         """Note the releases of a round, and return epsilon so far; collective.
 
         cohort: the clients that were to send.  each: most uploads of one of this rank's clients.
+        Raises ConfigError, on all ranks, if a round has cost more than was expected, and more than
+        the budget allows.
         """
         # who takes part is secret, so a round in which nobody did costs as much as another
         each = max(comm.gather({comm.rank: each}).values()) or self.each
@@ -101,6 +106,13 @@ class Account:
         self.note(comm, cohort, each)
         costs = [self.cost(0), self.cost(self.each)] if comm.rank == 0 else []
         self.spent, self.ahead = comm.bcast(costs)
+        if self.budget is not None and self.spent > self.budget:
+            raise ConfigError(
+                f"privacy.epsilon = {self.budget:g}: the round has cost more than expected, so "
+                f"that epsilon would be {self.spent:.4g}; it is not recorded\n  the method sends "
+                f"or trains more in some rounds than in others; set privacy.noise to a value "
+                f"above {self.z:g}"
+            )
         return self.spent
 
     def note(self, comm: Comm, cohort: Collection[int], each: int) -> None:

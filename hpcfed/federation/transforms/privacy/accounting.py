@@ -146,42 +146,46 @@ class Accountant:
             losses = part if losses is None else losses.compose(part)
         return float(losses.get_epsilon_for_delta(self.delta))
 
-    def for_run(self, z: float, q: float, rounds: int) -> Accountant:
+    def for_run(self, z: float, *parts: tuple[float, int]) -> Accountant:
         """Return the accountant with the interval for such a run.
+
+        parts: pairs of q and a number of releases.
 
         It is the coarse one if that changes epsilon by 0.1 % at most, since each round computes
         epsilon anew. A run with so little noise that its privacy loss is enormous gets a coarser
         one.
         """
-        if self.by != "pld" or q == 1 or not z:
+        if self.by != "pld" or not is_sampled(parts) or not z:
             return self
-        enormous = rounds * q / (2 * z**2) / MOST
+        enormous = sum(q * times for q, times in parts) / (2 * z**2) / MOST
         coarse = replace(self, interval=max(COARSE, enormous))
-        ledger = [Release(z, q, rounds)]
+        ledger = [Release(z, q, times) for q, times in parts]
         if enormous > COARSE or coarse.epsilon(ledger) <= AGREE * self.epsilon(ledger):
             return coarse
         return self
 
     @cache  # noqa: B019  # accountants are few and small
-    def calibrate(self, epsilon: float, q: float, rounds: int) -> float:
-        """Return the smallest noise multiplier with which the rounds cost at most this epsilon.
+    def calibrate(self, epsilon: float, *parts: tuple[float, int]) -> float:
+        """Return the smallest noise multiplier with which releases cost at most this epsilon.
 
+        parts: pairs of q and a number of releases.
         It is rounded up to DIGITS digits. Raises ValueError if that is beyond LIMITS.
         """
-        z = replace(self, interval=COARSE)._solve(epsilon, q, rounds, guess=1.0)
-        accountant = self.for_run(z, q, rounds)
-        if accountant.interval != COARSE and accountant.by == "pld" and q < 1:
-            z = accountant._solve(epsilon, q, rounds, guess=z)
+        z = replace(self, interval=COARSE)._solve(epsilon, parts, guess=1.0)
+        accountant = self.for_run(z, *parts)
+        if accountant.interval != COARSE and accountant.by == "pld" and is_sampled(parts):
+            z = accountant._solve(epsilon, parts, guess=z)
         z = round_up(z)
-        while accountant.epsilon([Release(z, q, rounds)]) > epsilon:
+        while accountant.epsilon([Release(z, q, times) for q, times in parts]) > epsilon:
             z = round_up(z * (1 + 10.0**-DIGITS))
         return z
 
-    def _solve(self, epsilon: float, q: float, rounds: int, guess: float) -> float:
+    def _solve(self, epsilon: float, parts: Sequence[tuple[float, int]], guess: float) -> float:
         """Return the noise multiplier that costs this epsilon, to 1e-7 relatively."""
 
         def excess(log_z: float) -> float:
-            value = self.epsilon([Release(math.exp(log_z), q, rounds)])
+            z = math.exp(log_z)
+            value = self.epsilon([Release(z, q, times) for q, times in parts])
             return math.log(max(value, 1e-12) / epsilon)
 
         excess = cache(excess)
@@ -194,11 +198,16 @@ class Accountant:
             if not LIMITS[0] <= math.exp(other) <= LIMITS[1]:
                 raise ValueError(
                     f"no noise multiplier between {LIMITS[0]:g} and {LIMITS[1]:g} costs epsilon "
-                    f"{epsilon:g} in {rounds} rounds"
+                    f"{epsilon:g} in {sum(times for _, times in parts)} releases"
                 )
         from scipy.optimize import brentq  # here: runs without noise do not load scipy
 
         return math.exp(brentq(excess, at, other, xtol=1e-7))
+
+
+def is_sampled(parts: Sequence[tuple[float, int]]) -> bool:
+    """Return whether an example or a client is left out of some of these releases."""
+    return any(q < 1 for q, _ in parts)
 
 
 def round_up(value: float) -> float:
