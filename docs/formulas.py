@@ -13,7 +13,7 @@ GREEK = {
     **{name: rf"\{name}" for name in ("alpha", "beta", "gamma", "delta", "eta", "mu")},
     **{
         name: rf"\{name}"
-        for name in ("phi", "rho", "sigma", "tau", "theta", "zeta", "Sigma", "Omega")
+        for name in ("phi", "rho", "sigma", "tau", "theta", "xi", "zeta", "Sigma", "Omega")
     },
     "eps": r"\varepsilon",
     "lam": r"\lambda",
@@ -34,7 +34,7 @@ SIGNS = {
 }
 WORDS = {  # terms, functions and fields of several letters, which are set upright
     *("CE", "KL", "MSE", "CKA", "SSL", "GHN", "ERA", "Step"),
-    *("argmin", "argmax", "cos", "diag", "hinge", "log", "max", "mean", "min", "sharpen"),
+    *("argmin", "argmax", "cos", "diag", "exp", "hinge", "log", "max", "mean", "min", "sharpen"),
     *("softmax", "tr", "trimmed", "dis", "imitation", "inter", "intra", "kl", "staleness"),
 }
 TOKEN = re.compile(

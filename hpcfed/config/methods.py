@@ -321,6 +321,12 @@ ALGORITHMS = {
         ),
         apfl=("APFL", "a common model, mixed with a model of each client", "deng2020apfl"),
         fedbn=("FedBN", "all but batch normalisation is common", "li2021fedbn"),
+        fedala=(
+            "FedALA",
+            "clients learn how much of each weight they take from the global model",
+            "zhang2023fedala",
+        ),
+        fedamp=("FedAMP", "clients are drawn to mixtures of similar models", "huang2021fedamp"),
         perfedavg=("PerFedAvg", "an initial model that one step adapts", "fallah2020"),
         pfedme=("PFedMe", "personal models near a common one", "dinh2020"),
         waffle=(

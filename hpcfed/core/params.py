@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -38,6 +39,11 @@ class Params(dict[str, Tensor]):
         return self.map(lambda value: value * factor)
 
     __rmul__ = __mul__
+
+    def dot(self, other: Mapping[str, Tensor]) -> float:
+        """Return the inner product of both vectors, in float64."""
+        pairs = ((value.flatten(), other[name].flatten()) for name, value in self.items())
+        return sum(float(torch.vdot(a.double(), b.double())) for a, b in pairs)
 
     def prefixed(self, prefix: str) -> Params:
         """Return the same tensors under prefixed names, so that several Params fit into one."""

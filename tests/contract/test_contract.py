@@ -62,7 +62,7 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
 COMPRESSED = ("fedkd", "pfedhr", "pfedknow")
 # methods whose server gets each upload by itself; those of the others are added up on the way
 GATHERED = (
-    *("cyclic", "dsgd", "dsgt", "fedgh", "fedgkt", "fedma", "fedorgp", "fedtgp"),
+    *("cyclic", "dsgd", "dsgt", "fedamp", "fedgh", "fedgkt", "fedma", "fedorgp", "fedtgp"),
     *("fedzkt", "fedlaw", "ktpfl", "mocha", "pfedhr", "pfedknow", "pfnm", "tkm"),
 )
 TWO_COHORTS = ("feddane",)  # drawn one after the other; announced is the traffic of who is in both

@@ -62,6 +62,7 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.distil_lr": 0.3,
     "algorithm.merges": 2,
     "algorithm.min_steps": 6,
+    "algorithm.first_epochs": 1,
     "algorithm.groups": 2,
     "algorithm.rare_share": 0.9,
     "algorithm.ramp": 2,

@@ -44,6 +44,8 @@ BYTES = {  # claim: (method, flags), (values received, values sent) by client 4 
     "fedexp: models, and the norm of the update": (("fedexp",), (MLP, MLP + 1)),
     "mifa: models": (("mifa",), (MLP, MLP)),
     "fedper: bodies": (("fedper",), (MLP - HEAD, MLP - HEAD)),
+    "fedala: models": (("fedala",), (MLP, MLP)),
+    "fedamp: mixtures, and models": (("fedamp",), (MLP, MLP)),
     "fedbabu: bodies": (("fedbabu",), (MLP - HEAD, MLP - HEAD)),
     "fedrod: models with one head": (("fedrod",), (MLP, MLP)),
     "apfl: models, and no mixture": (("apfl", "--algorithm.adapt", "steps"), (MLP, MLP)),

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hpcfed import Client, Federation, Params, RoundBased, Upload
+from hpcfed.algorithms import received
 from hpcfed.algorithms.clusters import clusters
 
 
@@ -44,8 +45,7 @@ class Centred(RoundBased):
 
         Returns this rank's clients of which it has one.
         """
-        for k, sent in uploads:
-            fed.clients[k].memory |= {f"received {name}": part for name, part in sent.items()}
+        received.remember(fed, uploads)
         before = state.cluster.ge(0).nonzero()[:, 0].tolist()
         return fed.mine(sorted({*dict(uploads), *before}))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hpcfed import Client, Federation, Mean, Params, rng
+from hpcfed.algorithms import received
 from hpcfed.core.params import At
 from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.server import call
@@ -84,11 +85,6 @@ def nearest(model: Params, state: Params, wanted: Callable[[str], bool]) -> tupl
     return distances.index(min(distances)), min(distances)
 
 
-def received(client: Client) -> Params:
-    """Return the model that the server received last of a client; it is in the client's memory."""
-    return Params(client.recall("received model"))
-
-
 def seeds(
     fed: Federation,
     clients: list[Client],
@@ -111,12 +107,12 @@ def seeds(
     for _ in range(min(len(next(iter(state.values()))), len(far))):
         total = sum(far.values())
         k = int(g.choice(list(far), p=[v / total for v in far.values()] if total else None))
-        centre = {c.id: received(c) for c in clients if c.id == k}
+        centre = {c.id: received.model(c) for c in clients if c.id == k}
         models += [model for _, model in fed.each(centre)]
         left = [c for c in clients if c.id in far and c.id != k]
         taken = stack(models)
         far = fed.gather(
-            {c.id: nearest(received(c), taken, wanted)[1] if spread else 1.0 for c in left}
+            {c.id: nearest(received.model(c), taken, wanted)[1] if spread else 1.0 for c in left}
         )
     chosen = stack(models)
     return Params({name: torch.cat([chosen[name], v[len(models) :]]) for name, v in state.items()})

@@ -11,6 +11,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed import Client, Federation, Model, Params
+from hpcfed.algorithms import received
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.config.conditions import above, field
@@ -69,7 +70,7 @@ class EM(Centred):
     def em_step(self, fed: Federation, mine: list[Client], centres: Params) -> State:
         """Assign each client to its nearest centre (E), then average each centre's clients (M)."""
         choices = fed.gather(
-            {c.id: clusters.nearest(clusters.received(c), centres, self.counts(fed)) for c in mine}
+            {c.id: clusters.nearest(received.model(c), centres, self.counts(fed)) for c in mine}
         )
         at = clusters.reseed(choices, self.clusters if self.empty == "farthest" else 0)
         cluster = torch.tensor([at.get(k, -1) for k in range(fed.K)], device=fed.device)
@@ -82,6 +83,6 @@ class EM(Centred):
 
         at: the cluster of each client.
         """
-        models = ((c, clusters.received(c)) for c in mine)
+        models = ((c, received.model(c)) for c in mine)
         parts = ((c.id, clusters.part(v, self.weight(c), at[c.id], centres)) for c, v in models)
         return fed.mean(parts, keep=centres, per="row")

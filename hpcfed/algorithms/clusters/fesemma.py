@@ -27,6 +27,7 @@ import torch
 from pydantic import PositiveInt
 
 from hpcfed import Client, Federation, Guide, Mean, Params, Upload
+from hpcfed.algorithms import received
 from hpcfed.algorithms.base import find_units
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import State
@@ -107,9 +108,7 @@ class FeSEMMA(EM):
         counts: permutation.Wanted,
     ) -> Mean:
         """Return a client's part in the mean of centre m, with its units in that centre's order."""
-        model = permutation.align(
-            clusters.received(client), clusters.row(centres, m), units, counts
-        )
+        model = permutation.align(received.model(client), clusters.row(centres, m), units, counts)
         (part,) = clusters.part(model, self.weight(client), m, centres).terms
         if self.head == "clients":
             return Mean((part,))

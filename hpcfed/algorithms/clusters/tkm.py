@@ -26,6 +26,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hpcfed import Federation, Guide, Params, rng
+from hpcfed.algorithms import received
 from hpcfed.algorithms.clusters import clusters, kmeans
 from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.config.conditions import Unused, above, field
@@ -68,7 +69,7 @@ class TKM(Centred):
 
     def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> State:
         mine = self.keep_received(fed, state, uploads)
-        sent = fed.at_root({client.id: clusters.received(client) for client in mine})
+        sent = fed.at_root({client.id: received.model(client) for client in mine})
         centres, cluster = fed.on_root(lambda: self.regroup(fed, state, sent))
         return State(centres, cluster)
 

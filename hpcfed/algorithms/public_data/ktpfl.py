@@ -213,7 +213,7 @@ class KTpFL(RoundBased):
         for j, (_, other) in enumerate(fed.each(sent)):
             for k, model in sent.items():
                 mixed[k] += other.map(Tensor.double) * float(rows[cohort.index(k), j])
-                gram[k].append(inner(model, other))
+                gram[k].append(model.dot(other))
         # share of the difference that is left after these steps
         left = (1 - 2 * (self.distil_lr or WHOLE)) ** self.distil
         for client in fed.mine(sent):
@@ -222,13 +222,6 @@ class KTpFL(RoundBased):
                 client.load(theta + (client.params() - theta) * left)
         products = list(fed.gather(gram).values())
         return of_weights(rows, torch.tensor(products, dtype=torch.float64, device=rows.device))
-
-
-def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Return <a, b> over all tensors, in float64."""
-    return sum(
-        float(torch.vdot(a[name].flatten().double(), b[name].flatten().double())) for name in a
-    )
 
 
 def mixture_loss(target: Tensor, logits: Tensor, tau: float, distance: Distance = "kl") -> Tensor:

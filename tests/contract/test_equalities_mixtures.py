@@ -1,0 +1,146 @@
+"""Methods whose clients start from, or are drawn to, mixtures of models: what they become, and two
+rounds in plain torch.
+"""
+
+import pytest
+import torch
+
+from hpcfed.algorithms.personal import fedala
+from hpcfed.comm import Serial
+from hpcfed.core.params import Params
+from tests.contract import toy
+from tests.contract.referee import TWO, Referee, cross_entropy, mean
+from tests.contract.test_equalities import near, run
+
+ALL = ("--participation", "1")
+MLP, SMALL = ("--models.mix", "mlp"), ("--models.mix", "small")
+
+
+def trained(method: str, *flags: str) -> dict[int, Params]:
+    """The clients' models after three rounds that begin with one model for all."""
+    rounds = toy.start(Serial(), toy.job(method, *flags))
+    rounds.fed.start_alike()
+    for _ in range(3):
+        rounds.step()
+    return {k: client.params() for k, client in rounds.fed.clients.items()}
+
+
+def test_fedala_whose_weights_stay_one_is_fedavg():
+    ours, theirs = run("fedala", *SMALL, "--algorithm.eta", "0"), run("fedavg", *SMALL)
+    assert toy.differences(ours.state, theirs.state) == []
+    for column in ("train_loss", "accuracy_before", "examples", "down", "up"):
+        assert toy.differences(ours.column(column), theirs.column(column)) == [], column
+
+
+def test_fedala_whose_weights_become_zero_in_all_layers_is_local_training(monkeypatch):
+    monkeypatch.setattr(
+        fedala, "descend", lambda weights, *_: weights.map(torch.zeros_like), raising=True
+    )
+    flags = (*MLP, *ALL, "--algorithm.layers", "9", "--algorithm.first_epochs", "1")
+    assert toy.differences(trained("fedala", *flags), trained("local", *MLP, *ALL)) == []
+
+
+def test_fedalas_weights_are_those_of_the_last_layers_and_stay_in_their_range():
+    rounds = toy.start(Serial(), toy.job("fedala", *SMALL, *ALL, "--algorithm.eta", "100"))
+    fed, names = rounds.fed, {"head.weight", "head.bias"}
+    rounds.step()
+    assert not any("weights" in client.memory for client in fed.clients.values())
+    rounds.step()
+    learned = torch.cat(
+        [v.flatten() for c in fed.clients.values() for v in c.memory["weights"].values()]
+    )
+    assert learned.min() == 0 and learned.max() == 1 and ((0 < learned) & (learned < 1)).any()
+    for client in fed.clients.values():
+        before = client.params()
+        rounds.algorithm.receive(client, rounds.state)
+        assert set(client.memory["weights"]) == names
+        rest = client.params(lambda name: name not in names)
+        assert toy.differences(rest, rounds.state.pick(rest.__contains__)) == []
+        client.load(before)
+
+
+def test_two_rounds_of_fedala_in_plain_torch():
+    passes = ("--algorithm.first_epochs", "3", "--algorithm.share", "1")
+    referee = Referee("fedala", *TWO, *ALL, *passes, "--algorithm.layers", "2")
+    names = ("body.3.weight", "body.3.bias", "head.weight", "head.bias")
+    names = [*referee.initial()][-4:]
+    w, v, weights = referee.initial(), dict.fromkeys(range(6), referee.initial()), {}
+    for t, cohort in enumerate(referee.run()):
+        models = {}
+        for k in cohort:
+            W = {name: torch.ones_like(w[name]) for name in names}
+            start = dict(w)
+            for _ in range(3 * t):
+                slope = referee.gradient(k, start)
+                for name in names:
+                    change = w[name] - v[k][name]
+                    W[name] = (W[name] - slope[name] * change).clamp(0, 1)
+                    start[name] = v[k][name] + change * W[name]
+            models[k] = referee.train(k, start)
+            weights[k] = Params(W)
+        v, w = models, mean(models)
+    assert any((W < 1).any() for W in weights[4].values())
+    assert near(referee.rounds.state, w, 1e-5)
+    for k, client in referee.fed.clients.items():
+        assert near(client.params(), v[k], 1e-5)
+        assert near(Params(client.memory["weights"]), weights[k], 1e-4)
+
+
+def test_fedamp_without_its_term_is_local_training():
+    term = ("--algorithm.lam", "0")
+    assert toy.differences(trained("fedamp", *SMALL, *term), trained("local", *SMALL)) == []
+
+
+def attention(models: dict[int, Params], i: int, kind: str, alpha: float, sigma: float):
+    """Client i's attention to each client, in plain torch."""
+    flat = {k: torch.cat([v.flatten() for v in model.values()]) for k, model in models.items()}
+    if kind == "distance":
+        squares = {k: (flat[i] - v).square().sum() for k, v in flat.items() if k != i}
+        row = {k: alpha / sigma * torch.exp(-square / sigma) for k, square in squares.items()}
+    else:
+        likeness = {k: sigma * torch.cosine_similarity(flat[i], v, 0) for k, v in flat.items()}
+        others = [k for k in flat if k != i]
+        soft = torch.stack([likeness[k] for k in others]).softmax(0)
+        row = dict(zip(others, 0.7 * soft, strict=True))
+    return row | {i: 1 - sum(row.values())}
+
+
+@pytest.mark.parametrize("kind, sigma", [("distance", 0.5), ("cosine", 3.0)])
+def test_two_rounds_of_fedamp_in_plain_torch(kind: str, sigma: float):
+    flags = ("--algorithm.attention", kind, "--algorithm.sigma", str(sigma))
+    more = ("--algorithm.self_weight", "0.3") if kind == "cosine" else ()
+    referee = Referee(
+        "fedamp", *TWO, *ALL, *flags, *more, "--algorithm.alpha", "0.05", "--algorithm.lam", "0.1"
+    )
+    models = dict.fromkeys(range(6), referee.initial())
+    for t in range(2):
+        mixtures = dict.fromkeys(models, referee.initial())
+        for i in models if t else ():
+            row = attention(models, i, kind, 0.05, sigma)
+            parts = [float(weight) * models[j] for j, weight in row.items()]
+            mixtures[i] = sum(parts[1:], parts[0])
+
+        def objective(model, x, y, u):
+            pairs = ((p - u[name]) for name, p in model.named_parameters())
+            return cross_entropy(model, x, y) + 0.1 / (2 * 0.05) * sum(
+                d.square().sum() for d in pairs
+            )
+
+        models = {
+            k: referee.train(k, w, lambda m, x, y, u=mixtures[k]: objective(m, x, y, u))
+            for k, w in models.items()
+        }
+    referee.run()
+    assert 0.2 < referee.rounds.state["attention"].mean() < 0.9
+    for k, client in referee.fed.clients.items():
+        assert near(client.params(), models[k], 1e-5)
+
+
+def test_fedamp_warns_if_all_models_are_further_apart_than_sigma(capsys):
+    rounds = toy.start(Serial(), toy.job("fedamp", *MLP, *ALL, "--algorithm.sigma", "1e-6"))
+    for _ in range(2):
+        rounds.step()
+    message = capsys.readouterr().err
+    assert message.count("no client pays attention to another one") == 1
+    assert "algorithm.sigma = 1e-06" in message
+    assert rounds.algorithm.columns(rounds.fed, rounds.state) == {"attention_to_others": 0.0}
