@@ -304,6 +304,11 @@ ALGORITHMS = {
             "models of several depths, whose classifiers teach each other",
             "kim2023depthfl,acar2021",
         ),
+        fiarse=(
+            "FIARSE",
+            "the largest weights of one model, as many as a client can hold",
+            "wu2024fiarse",
+        ),
     ),
     **methods(
         "personal",

@@ -105,6 +105,9 @@ VARIANTS = {
     "heads": Change(
         "hpcfed.algorithms.personal.fedrod:add_head", "FedRoD's second head of each client"
     ),
+    "holds": Change(
+        "hpcfed.algorithms.widths.fiarse:hold", "FIARSE's share of the weights", options=(float,)
+    ),
     "exits": Change("hpcfed.models.exits:add_exits", "exits behind inner blocks", options=(int,)),
     "mixture": Change(
         "hpcfed.algorithms.personal.apfl:add_model",
