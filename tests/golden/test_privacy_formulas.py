@@ -11,7 +11,13 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.transforms.bounded import Bound
 from hpcfed.federation.transforms.privacy import adaptive, noise
-from hpcfed.federation.transforms.privacy.accounting import COARSE, Accountant, Ledger, Release
+from hpcfed.federation.transforms.privacy.accounting import (
+    COARSE,
+    Accountant,
+    Ledger,
+    Release,
+    renyi,
+)
 from hpcfed.federation.upload import Upload
 
 dp_accounting = pytest.importorskip("dp_accounting")
@@ -128,6 +134,26 @@ def test_under_replacement_both_accountants_get_twice_the_sensitivity():
     ledger = Ledger([Release(10.0, 1.0, 100)])
     assert Accountant(1e-5, "rdp", "replace").epsilon(ledger) == pytest.approx(10.72551, rel=1e-5)
     assert Accountant(1e-5, "pld", "replace").epsilon(ledger) == pytest.approx(9.99726, rel=1e-5)
+
+
+def test_renyi_divergences_are_computed_once_per_noise_and_add_up_as_dp_accounting_adds_them(
+    monkeypatch,
+):
+    """The epsilon of each round is that of a longer ledger."""
+    event, last = dp_accounting.PoissonSampledDpEvent, dp_accounting.GaussianDpEvent(2.5)
+    direct = dp_accounting.rdp.RdpAccountant().compose(event(0.3, last), 4).compose(last, 2)
+    want, computed, compose = direct.get_epsilon(1e-5), [], dp_accounting.rdp.RdpAccountant.compose
+
+    def count(self, event, times=1):
+        computed.append(event)
+        return compose(self, event, times)
+
+    monkeypatch.setattr(dp_accounting.rdp.RdpAccountant, "compose", count)
+    renyi.cache_clear()
+    releases = [Release(2.5, 0.3, 4), Release(2.5, 1.0, 2)]
+    epsilons = [Accountant(1e-5, "rdp").epsilon(releases[:n]) for n in (1, 2, 2)]
+    assert epsilons[0] < epsilons[1] == epsilons[2] == want
+    assert len(computed) == 2
 
 
 def test_dp_accounting_still_reads_one_event_differently_in_its_two_accountants():
