@@ -6,8 +6,8 @@
 | `spread`  | 3     | 1 to 4 | saved after round 1; clients move after 2; in 4 that client fails   |
 | `stopped` | 1     | 2, 3   | goes on from what `spread` saved; late scores; a signal ends 3      |
 | `resumed` | 7     | 3      | goes on from what `stopped` saved; a rank owns no client            |
-| `plain`   | 1     | 1, 2   | no evaluation, no undo log; in 3 the loss is nan                    |
-| `graphed` | 1     | 1, 2   | recorded steps, as CUDA graphs with a stand-in for the capture      |
+| `graphed` | 1     | 1, 2   | no evaluation, no undo log; recorded steps, as CUDA graphs with a   |
+|           |       |        | stand-in for the capture; in 3 the loss is nan                      |
 | `away`    | 1     | 1, 2   | on a GPU that is not there; resumed after round 1                   |
 
 All of them must have the bits of `whole`. Where one has not, leave out what is special about it,
@@ -54,7 +54,7 @@ from tests.threads import spmd
 
 ROUNDS = 4
 SAVED, MOVED, STOPPED, FAILED = 1, 2, 3, 4  # the rounds, counted from 1, after or in which it is so
-DIVERGED = 3  # the round in which the loss of `plain` is nan
+DIVERGED = 3  # the round in which the loss of `graphed` is nan
 LONG = ("--rounds", str(ROUNDS), "--local.keep_optimiser", "true")
 SCORED = ("--evaluate.common", "true", "--evaluate.received", "true")
 UNSCORED = ("--evaluate.every", "1000", "--evaluate.before", "false")
@@ -79,7 +79,7 @@ class Watch:
     steps: int = 0  # of training in the round that `stopped` will not end
     # only of `away`
     waits: int = 0  # for the GPU, between the first and the last local step of a client
-    # only of `plain`
+    # only of `graphed`
     diverged: str = ""  # what a nan loss in the round after ends it with
 
     def column(self, name: str) -> np.ndarray:
@@ -235,28 +235,19 @@ class Examination:
         return watch
 
     @once
-    def plain(self) -> Watch:
-        """The run without evaluation and undo log; a loss of nan ends it."""
-        flags = (*LONG, *UNSCORED, *self.flags)
+    def graphed(self) -> Watch:
+        """The run with replayed steps, without evaluation and undo log; a loss of nan ends it."""
+        flags = (*LONG, *UNSCORED, *self.flags, "--training.engine", "graphed")
         watch, rounds = Watch(), toy.start(Serial(), self.make(self.method, *flags))
-        for _ in range(DIVERGED - 1):
-            watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(graphs, "capture", toy.capture_on_cpu([]))
+            for _ in range(DIVERGED - 1):
+                watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
         with nan_losses(load(self.method)):
             try:
                 rounds.step()
             except DivergedError as error:
                 watch.diverged = str(error)
-        return watch
-
-    @once
-    def graphed(self) -> Watch:
-        """The run with replayed steps."""
-        flags = (*LONG, *SCORED, *self.flags, *DROP, "--training.engine", "graphed")
-        watch, rounds = Watch(), toy.start(Serial(), self.make(self.method, *flags))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(graphs, "capture", toy.capture_on_cpu([]))
-            for _ in range(2):
-                watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
         return watch
 
     @once
