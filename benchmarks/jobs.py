@@ -58,6 +58,8 @@ MEASURES = {  # what a row can be measured by: its column of a result file
     "common": "rounds/accuracy_common",
     "pr_auc": "rounds/pr_auc_pooled",
     "final": "final/accuracy",  # own models after the step that a method makes after its last round
+    "worst": "worst client: clients/accuracy_received",  # received, of the worst client
+    "final_worst": "worst client: final/accuracy",
     "everywhere": "everywhere",  # own models on the whole test split, as a common model is
     "averaged": "averaged",  # the plain mean of the own models, on the whole test split
 }
@@ -328,6 +330,8 @@ def run(
     if within is not None:
         job = overlay(job, {"evaluate": {"every": 1}})
     out = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
+    worst = column.startswith("worst client: ")
+    column = column.removeprefix("worst client: ")
     fields = flat(job | {"data": data})
     result = hpcfed.run(JOBS / f"{name}.toml", quiet=True, out=out, overwrite=True, **fields)
     costs = so_far(result.record)
@@ -339,7 +343,8 @@ def run(
     else:
         values = result.column(column)[last]
     shutil.rmtree(out)
-    return round(float(np.nanmean(values)), 4), {cost: float(costs[cost][-1]) for cost in costs}
+    value = np.nanmin(values) if worst else np.nanmean(values)
+    return round(float(value), 4), {cost: float(costs[cost][-1]) for cost in costs}
 
 
 def last_within(spent: np.ndarray, budget: float) -> int:
