@@ -2,10 +2,12 @@
 
     python benchmarks/secure.py    # about three minutes; results/secure/costs.json
 
-Seconds are of one core. A client's keys, shares and masks are made as in a run; with 1,000 clients
-only some of them mask, and the server's part is left out. `generator` is what AES-256 alone takes
-for as many bytes, so `ratio` is masking over the generator's own speed. Bytes are of one client,
-in a sum in which all clients stay.
+Seconds are of one core: those of the processor. A client's keys, shares and masks are made as in a
+run; in large sums only some of them mask, and the server's part is left out. `generator` is what
+AES-256 alone takes for as many bytes as there are masks, so `ratio` is masking over the generator's
+own speed; LightSecAgg's `encoding` is what its coded masks take (`prepare` without keys), and
+`products` its matrix products alone in float64. Bytes are of one client, in a sum in which all
+clients stay.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from time import perf_counter, process_time
+from time import process_time
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -24,7 +26,7 @@ import numpy as np
 import hpcfed
 from hpcfed.comm import Serial
 from hpcfed.config.secure import Secure
-from hpcfed.federation.transforms.secure import keys
+from hpcfed.federation.transforms.secure import field, keys
 from hpcfed.federation.transforms.secure.attendance import STAGES, Attendance
 from hpcfed.federation.transforms.secure.costs import Cost
 from hpcfed.federation.transforms.secure.sums import Envelope, SecureSums
@@ -38,6 +40,7 @@ CASES = [  # protocol, clients, values, clients that mask
     ("secagg+", 1000, 100_000, 5),
     ("secagg+", 100, 1_000_000, 100),
     *(("lightsecagg", n, 100_000, n) for n in (10, 30, 100)),
+    *((by, n, 1_700_000, 6) for by in ("secagg", "secagg+", "lightsecagg") for n in (10, 100)),
 ]
 TIMES = 3  # of which the fastest counts
 ROUNDS = 10
@@ -73,8 +76,10 @@ def measure(by: str, n: int, words: int, masking: int) -> dict[str, Any]:
     comm = SimpleNamespace(rank=0, size=1, gather=dict)
     execution = plan.execution(SimpleNamespace(clients=range(n), comm=comm))
     prepare = seconds(execution.prepare, times=1) / n
-    values = np.zeros(words, np.uint64)
-    mask = min(seconds(lambda k=k: execution.masked(k, values), 1) for k in range(masking))
+    values = [np.ones(words, np.uint64) for _ in range(TIMES)]
+    mask = min(
+        seconds(lambda k=k: execution.masked(k, values[k % TIMES]), 1) for k in range(masking)
+    )
     peers = 0 if by == "lightsecagg" else len(plan.graph.neighbours(0))
     generator = seconds(lambda: generate((1 + peers) * words))
     costs = {k: Cost() for k in range(n)}
@@ -94,6 +99,8 @@ def measure(by: str, n: int, words: int, masking: int) -> dict[str, Any]:
         "up": dict(zip(STAGES, cost.up, strict=True)),
         "down": dict(zip(STAGES, cost.down, strict=True)),
     }
+    if by == "lightsecagg":
+        row["encoding"], row["products"] = encoding(execution, n)
     if masking == n:
         total = execution.empty()
         row["unmask"] = round(seconds(lambda: execution.unmask(total), 1), 4)
@@ -105,10 +112,21 @@ def seconds(work: Callable[[], object], times: int = TIMES) -> float:
     """Return the least seconds of some repetitions."""
     measured = []
     for _ in range(times):
-        start = perf_counter()
+        start = process_time()
         work()
-        measured.append(perf_counter() - start)
+        measured.append(process_time() - start)
     return min(measured)
+
+
+def encoding(execution: Any, n: int) -> tuple[float, float]:
+    """Return the seconds of a client's shares, and of matrix products of that size."""
+    powers = field.powers(range(1, n + 1), execution.survivors)
+    factor = powers.astype(float)
+    other = np.ones((execution.survivors, execution.piece))
+    return (
+        round(seconds(lambda: execution.members[0].shares(powers)), 4),
+        round(seconds(lambda: [matrix @ other for matrix in factor]), 4),
+    )
 
 
 def generate(words: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from hpcfed.core import rng
-from hpcfed.federation.transforms.secure import field, shamir
+from hpcfed.federation.transforms.secure import field, keys, shamir
 from hpcfed.federation.transforms.secure.attendance import (
     ANSWERS,
     INPUTS,
@@ -24,7 +24,6 @@ from hpcfed.federation.transforms.secure.keys import (
     agree,
     public_key,
     seal,
-    stream_words,
     unseal,
 )
 from hpcfed.federation.transforms.secure.pairwise import PairwiseSum
@@ -51,11 +50,17 @@ def coded_sum(attendance: Attendance) -> CodedSum:
     return CodedSum(attendance, WORDS, T, 1, attendance.keys, draw, dict)
 
 
+def stream_words(key: bytes, n: int) -> np.ndarray:
+    words = np.zeros(n, np.uint64)
+    add_streams(words, [(key, 1)])
+    return words
+
+
 def total(execution: PairwiseSum | CodedSum, values: np.ndarray) -> np.ndarray:
     execution.prepare()
     result = execution.empty()
     for k in execution.attendance.inputs:
-        result += execution.masked(k, values[k].copy().view(np.uint64))
+        execution.add(result, execution.masked(k, values[k].copy().view(np.uint64)))
     return execution.integers(execution.unmask(result))
 
 
@@ -116,29 +121,67 @@ def test_a_changed_message_is_noticed():
         unseal(bytes(32), 8, sealed)
 
 
-def test_residues_products_and_inverses_of_the_field():
+def test_the_modulus_is_a_product_of_primes_just_below_a_power_of_two():
     for p in field.PRIMES:
-        assert all(p % divisor for divisor in range(2, 46342))
+        assert all(p % divisor for divisor in range(2, 609))
+    assert field.MODULUS == 2**55 - 4705
+
+
+@pytest.mark.parametrize("ranks", [1, 5, 2000])
+def test_integers_are_recovered_from_the_residues_of_all_ranks(ranks):
     values = np.array([0, 1, -1, 2**53, -(2**53), 123456789012345])
-    np.testing.assert_array_equal(field.integers(field.residues(values)), values)
+    masked = field.mask(values.copy(), bytes(32))
+    assert (masked < field.MODULUS).all()
+    shifted = (values + 2**53).astype(np.uint64)
+    np.testing.assert_array_equal(masked, (field.draw(bytes(32), 6) + shifted) % field.M)
+    field.subtract(masked, field.draw(bytes(32), 6))
+    others = np.full(6, field.MODULUS - 1, np.uint64)  # ranks whose parts are -1
+    sums = field.halves(masked) + np.uint64(ranks) * field.halves(others)
+    np.testing.assert_array_equal(field.integers(field.join(sums), 1), values - ranks)
+    many = 1000 * field.LIMIT % field.MODULUS
+    residues = (np.array([2**53, 0], np.uint64) + np.uint64(many)) % field.M
+    assert field.integers(residues, 1000).tolist() == [2**53, 0]
+
+
+def test_a_random_word_beyond_the_modulus_is_replaced_by_the_next_ones(monkeypatch):
+    monkeypatch.setattr(field, "CHUNK", 4)
+    monkeypatch.setattr(keys, "CHUNK", 4)
+    words = [[7, 2**55 - 1, 2**55, 9], [2**64 - 1, 2, 3, 4], [2**60 + 5, 6, 7, 8], [1, 2, 3, 4]]
+    chunks = (np.array(chunk, np.uint64) for chunk in words)
+    monkeypatch.setattr(field, "full_chunks", lambda key: chunks)
+    assert field.draw(bytes(32), 6).tolist() == [7, 5, 0, 9, 1, 2]
+
+
+def test_products_and_inverses_are_exact():
     g = rng.stream(0, "graph")
-    p = field.PRIMES[1]
-    a, b = g.integers(p - 9, p, (3, 70)), g.integers(p - 9, p, (70, 4))
-    exact = [[sum(int(x) * int(y) for x, y in zip(r, c, strict=True)) % p for c in b.T] for r in a]
-    np.testing.assert_array_equal(field.product(a, b, p), exact)
+    a = np.stack([g.integers(p - 9, p, (3, 70)) for p in field.PRIMES])
+    b = g.integers(field.MODULUS - 9, field.MODULUS, (70, 4), dtype=np.uint64)
+    result = field.product(a, b)
+    assert (result < field.MODULUS).all()
+    for p, rows in zip(field.PRIMES, a, strict=True):
+        exact = rows.astype(object) @ b.astype(object) % p
+        np.testing.assert_array_equal(result.astype(object) % p, exact)
     points = [1, 2, 5, 9]
-    inverse = field.inverse_powers(points, p)
-    unit = field.product(inverse, field.powers(points, 4, p), p)
-    np.testing.assert_array_equal(unit, np.eye(4))
+    for p, inverse, power in zip(
+        field.PRIMES, field.inverse_powers(points), field.powers(points, 4), strict=True
+    ):
+        np.testing.assert_array_equal(inverse @ power % p, np.eye(4))
+
+
+def test_the_largest_terms_of_the_longest_product_are_exact():
+    a = np.stack([np.full((1, field.LONGEST), p - 1) for p in field.PRIMES])
+    b = np.full((field.LONGEST, 1), field.MODULUS - 1, np.uint64)
+    assert field.product(a, b).tolist() == [[field.LONGEST]]  # (-1) (-1), so many times
+    with pytest.raises(ValueError, match="65537 terms"):
+        field.product(np.zeros((3, 1, field.LONGEST + 1)), b)
 
 
 def test_coded_masks_of_a_small_field():
-    rows = field.powers([1, 2, 3], 2, 17)
-    first, second = np.array([[4], [3]]), np.array([[6], [5]])
-    shares = [field.product(rows, mask, 17)[:, 0].tolist() for mask in (first, second)]
-    assert shares == [[7, 10, 13], [11, 16, 4]]
-    sums = np.array([[(7 + 11) % 17], [(13 + 4) % 17]])
-    assert field.product(field.inverse_powers([1, 3], 17), sums, 17)[0, 0] == 4 + 6
+    rows = field.powers_modulo([1, 2, 3], 2, 17)
+    first, second = np.array([4, 3]), np.array([6, 5])
+    assert [(rows @ mask % 17).tolist() for mask in (first, second)] == [[7, 10, 13], [11, 16, 4]]
+    decode = field.inverse_powers_modulo([1, 3], 17)
+    assert (decode @ [(7 + 11) % 17, (13 + 4) % 17] % 17)[0] == 4 + 6
 
 
 @pytest.mark.parametrize("n, degree", [(2, 2), (5, 2), (6, 3), (7, 3), (8, 4), (8, 7), (9, 20)])
@@ -237,7 +280,7 @@ def test_what_one_client_sends_looks_random():
     words = 1 << 16
     pairs = PairwiseSum(attendance, words, Complete(range(N)), T, range(N), draw, dict)
     coded = CodedSum(attendance, words, T, 1, range(N), draw, dict)
-    for execution, shift in ((pairs, 56), (coded, 23)):
+    for execution, shift in ((pairs, 56), (coded, field.BITS - 8)):
         execution.prepare()
         sent = execution.masked(2, np.zeros(words, np.uint64)).reshape(-1)
         counts = np.bincount((sent >> sent.dtype.type(shift)).astype(int), minlength=256)
@@ -252,7 +295,7 @@ def test_contradicting_answers_are_noticed():
     execution.prepare()
     result = execution.empty()
     for k in range(N):
-        result += execution.masked(k, np.zeros(WORDS, np.uint64))
+        execution.add(result, execution.masked(k, np.zeros(WORDS, np.uint64)))
     execution.members[0]._sum += np.uint64(1)
     with pytest.raises(ValueError, match="contradict"):
         execution.unmask(result)

@@ -8,8 +8,9 @@ Each of U clients then gives the server the sum of the shares of those that have
 values of the sum of the polynomials, whose first U - T coefficients are the sum of the masks. T
 clients together learn nothing about the mask of another one.
 
-A sum in this code lives in a field. It is that of two primes of 31 bits, so that the integers of a
-sum (below 2**53) are recovered exactly, and a value takes 8 bytes as it does modulo 2**64.
+A sum in this code lives in a ring in which differences of points have inverses (`field`): modulo
+a product of three primes that is just below 2**55, so that the integers of a sum (at most 2**53 in
+magnitude) are recovered exactly. A value takes 8 bytes, as it does modulo 2**64.
 """
 
 from __future__ import annotations
@@ -30,11 +31,9 @@ from hpcfed.federation.transforms.secure.attendance import (
 from hpcfed.federation.transforms.secure.costs import Cost
 from hpcfed.federation.transforms.secure.keys import (
     KEY,
-    WORD,
     agree,
     public_key,
     seal,
-    stream_words,
     unseal,
 )
 from hpcfed.federation.transforms.secure.pairwise import CHANNEL, Gather
@@ -43,26 +42,16 @@ from hpcfed.federation.transforms.secure.pairwise import CHANNEL, Gather
 class CodedMember:
     """A client in one secure sum.
 
-    words: values in the sum.
     piece: values in a piece of its mask.
-    pieces: of which the last `random` ones are noise.
+    pieces: of the mask and, after these, of noise.
     draw: returns random bytes.
     """
 
-    def __init__(
-        self,
-        k: int,
-        words: int,
-        piece: int,
-        pieces: int,
-        random: int,
-        draw: Callable[[int], bytes],
-    ) -> None:
-        self.k, self._words, self._piece = k, words, piece
-        self._pieces, self._masks = pieces, pieces - random
+    def __init__(self, k: int, piece: int, pieces: int, draw: Callable[[int], bytes]) -> None:
+        self.k, self._piece, self._pieces = k, piece, pieces
         self._private, self._seed = draw(KEY), draw(KEY)
         self._channels: dict[int, bytes] = {}  # keys agreed with the other clients
-        self._sum = np.zeros((2, piece), np.uint64)  # of the shares of those that have sent
+        self._sum = np.zeros(piece, np.uint64)  # of the shares of those that have sent
 
     def advertise(self) -> bytes:
         return public_key(self._private)
@@ -71,50 +60,36 @@ class CodedMember:
         """Agree on a key with each of the other clients. keys: what they advertise."""
         self._channels = {j: agree(self._private, key, CHANNEL) for j, key in keys.items()}
 
-    def shares(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the shares of the mask, [2, n, piece] uint32.
+    def shares(self, powers: np.ndarray) -> np.ndarray:
+        """Return the shares of the mask, [n, piece] uint64.
 
-        rows: for each prime the powers of the receivers' points, [n, pieces].
+        powers: of the receivers' points, [3, n, pieces].
         """
-        both = [
-            field.product(row, self._draw_pieces(i, self._pieces), p)
-            for i, (row, p) in enumerate(zip(rows, field.PRIMES, strict=True))
-        ]
-        return np.stack(both).astype(np.uint32)
+        words = field.draw(self._seed, self._pieces * self._piece)
+        return field.product(powers, words.reshape(self._pieces, self._piece))
 
     def send(self, j: int, share: np.ndarray) -> bytes:
-        """Return the share of client j, [2, piece] uint32, sealed for it."""
+        """Return the share of client j, [piece] uint64, sealed for it."""
         return seal(self._channels[j], self.k, share.tobytes())
 
     def receive(self, j: int, sealed: bytes) -> np.ndarray:
-        """Return the share that client j has sent, [2, piece] uint32.
+        """Return the share that client j has sent, [piece] uint64.
 
         Raises ValueError for a message that was changed on its way.
         """
-        return np.frombuffer(unseal(self._channels[j], j, sealed), np.uint32).reshape(2, -1)
+        return np.frombuffer(unseal(self._channels[j], j, sealed), np.uint64)
 
     def add(self, share: np.ndarray) -> None:
         """Add the share of a client that has sent its masked values to what k answers."""
-        self._sum += share
+        field.add(self._sum, share)
 
     def mask(self, values: np.ndarray) -> np.ndarray:
-        """Return values, [m] int64, plus the mask, as residues [2, m] uint32."""
-        masked = field.residues(values)
-        for i, (row, p) in enumerate(zip(masked, field.PRIMES, strict=True)):
-            row += self._draw_pieces(i, self._masks).reshape(-1)[: len(values)]
-            row %= np.uint64(p)
-        return masked.astype(np.uint32)
+        """Add the mask to values, [m] int64, in place, and return residues, [m] uint64."""
+        return field.mask(values, self._seed)
 
     def answer(self) -> np.ndarray:
-        """Return the sum of the shares of the clients that have sent, [2, piece] uint32."""
-        both = [row % np.uint64(p) for row, p in zip(self._sum, field.PRIMES, strict=True)]
-        return np.stack(both).astype(np.uint32)
-
-    def _draw_pieces(self, i: int, n: int) -> np.ndarray:
-        """Return the first n pieces of the mask modulo prime i, [n, piece] uint64."""
-        key = stream_words(self._seed, KEY // WORD * (i + 1))[-KEY // WORD :].tobytes()
-        words = stream_words(key, n * self._piece).reshape(n, self._piece)
-        return words % np.uint64(field.PRIMES[i])
+        """Return the sum of the shares of the clients that have sent, [piece] uint64."""
+        return self._sum
 
 
 class CodedSum:
@@ -142,9 +117,7 @@ class CodedSum:
         self._rank, self._ranks = share
         self.piece = piece_of(words, survivors, colluding)
         self.members = {
-            k: CodedMember(k, words, self.piece, survivors, colluding, draw(k))
-            for k in attendance.keys
-            if k in mine
+            k: CodedMember(k, self.piece, survivors, draw(k)) for k in attendance.keys if k in mine
         }
         self.costs = {k: Cost() for k in self.members}
         self._points = {k: i + 1 for i, k in enumerate(attendance.keys)}
@@ -163,24 +136,23 @@ class CodedSum:
             return
         for k, member in members.items():
             member.agree({j: key for j, key in keys.items() if j != k})
-        points = list(self._points.values())
-        rows = [field.powers(points, self.survivors, p) for p in field.PRIMES]
+        powers = field.powers(list(self._points.values()), self.survivors)
         sharers = [k for k in self.attendance.shares if k in members]
         counts = self._gather({self._rank: len(sharers)})
         for i in range(max(counts.values())):  # all ranks at once, one client of each
-            self._share(sharers[i : i + 1], rows)
+            self._share(sharers[i : i + 1], powers)
 
-    def _share(self, sharers: Sequence[int], rows: Sequence[np.ndarray]) -> None:
+    def _share(self, sharers: Sequence[int], powers: np.ndarray) -> None:
         """Send the shares of the masks of at most one client of each rank; collective."""
         senders, receivers = self.attendance.sets[INPUTS], self.attendance.sets[SHARES]
         sent: dict[int, dict[int, bytes]] = {}
         for k in sharers:
-            member, shares = self.members[k], self.members[k].shares(rows)
-            pairs = zip(self.attendance.keys, shares.swapaxes(0, 1), strict=True)
+            member, shares = self.members[k], self.members[k].shares(powers)
+            pairs = zip(self.attendance.keys, shares, strict=True)
             sent[k] = {j: member.send(j, share) for j, share in pairs if j != k}
             self.costs[k].up[SHARES] = sum(map(len, sent[k].values()))
             if k in senders:
-                member.add(shares[:, self._points[k] - 1])
+                member.add(shares[self._points[k] - 1])
         for k, messages in self._gather(sent).items():
             for j, member in self.members.items():
                 if j == k or j not in receivers:
@@ -191,40 +163,48 @@ class CodedSum:
                     member.add(share)
 
     def empty(self) -> np.ndarray:
-        """Return the sum of no masked values, [2, m] uint64."""
-        return np.zeros((2, self.words), np.uint64)
+        """Return the sum of no masked values, [m] uint64."""
+        return np.zeros(self.words, np.uint64)
+
+    def add(self, total: np.ndarray, masked: np.ndarray) -> None:
+        """Add what a client sends to the sum, in place."""
+        field.add(total, masked)
 
     def masked(self, k: int, values: np.ndarray) -> np.ndarray:
-        """Return what client k of this rank sends for its values, [m] uint64: [2, m] uint32."""
+        """Return what client k of this rank sends for its values, [m] uint64; works in place."""
         masked = self.members[k].mask(values.view(np.int64))
         self.costs[k].up[INPUTS] = masked.nbytes
         self.costs[k].down[INPUTS] = bytes_of_bits(len(self.attendance.keys))
         return masked
 
     def unmask(self, total: np.ndarray) -> np.ndarray:
-        """Subtract this rank's part of the sum of masks from its sum, in place; collective.
+        """Subtract this rank's part of the sum of masks from its sum; collective.
 
-        total: [2, m] uint64, the sum of this rank's masked values.
+        total: [m] uint64, the sum of this rank's masked values.
+        Returns words that all ranks may add up, [2, m] uint64.
         Raises ValueError if answers contradict each other, as far as more clients than necessary
         have given one.
         """
         answers = self._answers()
         receivers = sorted(answers)
         points = [self._points[j] for j in receivers]
-        for i, p in enumerate(field.PRIMES):
-            values = np.stack([answers[j][i] for j in receivers])
-            decode = field.inverse_powers(points[: self.survivors], p)
-            check(decode, values, points, self.survivors, p)
-            for piece in range(self._rank, self.masks, self._ranks):
-                start = piece * self.piece
-                part = total[i, start : start + self.piece]
-                mask = field.product(decode[piece : piece + 1], values[: self.survivors], p)
-                part += np.uint64(p) - mask[0, : len(part)]
-        return total
+        values = np.stack([answers[j] for j in receivers])
+        decode = field.inverse_powers(points[: self.survivors])
+        check(decode, values, points, self.survivors)
+        mine = slice(self._rank, self.masks, self._ranks)
+        masks = field.product(decode[:, mine], values[: self.survivors])
+        for piece, mask in zip(range(self.masks)[mine], masks, strict=True):
+            start = piece * self.piece
+            part = total[start : start + self.piece]
+            field.subtract(part, mask[: len(part)])
+        return field.halves(total)
 
     def integers(self, total: np.ndarray) -> np.ndarray:
-        """Return the values, [m] int64, of their sum over all ranks without masks."""
-        return field.integers(total)
+        """Return the values, [m] int64, of their sum over all ranks without masks.
+
+        total: what `unmask` returned, added up.
+        """
+        return field.integers(field.join(total), len(self.attendance.inputs))
 
     def _answers(self) -> dict[int, np.ndarray]:
         """Return the sum of shares that each client gives the server; collective."""
@@ -235,14 +215,17 @@ class CodedSum:
         return self._gather(sent)
 
 
-def check(
-    decode: np.ndarray, values: np.ndarray, points: Sequence[int], survivors: int, p: int
-) -> None:
+def check(decode: np.ndarray, values: np.ndarray, points: Sequence[int], survivors: int) -> None:
     """Raise ValueError if the first answer that is not necessary contradicts the others."""
     if len(points) == survivors:
         return
-    row = field.product(field.powers(points[survivors : survivors + 1], survivors, p), decode, p)
-    if (field.product(row, values[:survivors], p)[0] != values[survivors]).any():
+    power = field.powers(points[survivors : survivors + 1], survivors)
+    row = [
+        a.astype(object) @ b.astype(object) % p
+        for a, b, p in zip(power, decode, field.PRIMES, strict=True)
+    ]
+    expected = field.product(np.array(row, np.int64), values[:survivors])
+    if (expected[0] != values[survivors]).any():
         raise ValueError("secure aggregation: the answers of clients contradict each other")
 
 

@@ -45,7 +45,8 @@ class Speeds:
     agreement: float = 46e-6  # X25519 and HKDF
     byte: float = 1 / 0.8e9  # of a mask stream, made and added
     share_product: float = 0.25e-6  # of two numbers of 521 bits, modulo p
-    field_product: float = 2.5e-9  # of two numbers of 31 bits, modulo p, within a matrix product
+    field_product: float = 0.15e-9  # of two residues, within a matrix product
+    field_value: float = 8e-9  # of a value in a factor or in the result of a matrix product
     slowdown: float = 1.0
 
 
@@ -170,10 +171,16 @@ def add_coded_seconds(
     for k, cost in costs.items():
         seconds = 0.0
         if k in present[SHARES]:
-            seconds += (n - 1) * speeds.agreement + 2 * survivors * piece * WORD * speeds.byte
-            seconds += 2 * n * survivors * piece * speeds.field_product
+            seconds += (n - 1) * speeds.agreement + survivors * piece * WORD * speeds.byte
+            seconds += field_seconds(n, survivors, piece, speeds)
             seconds += 2 * (n - 1) * piece * WORD * speeds.byte  # sealed and unsealed
         if k in present[INPUTS]:
             seconds += words * WORD * speeds.byte
         cost.seconds += seconds * speeds.slowdown
-    return 2 * survivors * survivors * piece * speeds.field_product
+    return field_seconds(survivors, survivors, piece, speeds)
+
+
+def field_seconds(rows: int, terms: int, columns: int, speeds: Speeds) -> float:
+    """Return the seconds of a product of matrices, [rows, terms] times [terms, columns]."""
+    products = rows * terms * columns * speeds.field_product
+    return products + (rows + terms) * columns * speeds.field_value

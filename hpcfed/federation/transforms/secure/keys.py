@@ -10,8 +10,8 @@ and whoever knows the seed knows the keys: a simulation of costs and drop-outs p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,20 +58,19 @@ def primitives() -> Primitives:
 
 def public_key(private: bytes) -> bytes:
     """Return the X25519 public key of a private one; both have KEY bytes."""
-    return (
-        primitives()
-        .x25519.X25519PrivateKey.from_private_bytes(private)
-        .public_key()
-        .public_bytes_raw()
-    )
+    return private_key(private).public_key().public_bytes_raw()
+
+
+@lru_cache(maxsize=8)
+def private_key(private: bytes) -> Any:
+    """Return the object of a private key, which takes as long to make as to agree on a key."""
+    return primitives().x25519.X25519PrivateKey.from_private_bytes(private)
 
 
 def agree(private: bytes, public: bytes, purpose: str) -> bytes:
     """Return the key, [KEY] bytes, on which the holders of two key pairs agree for a purpose."""
     x25519, hashes = primitives().x25519, primitives().hashes
-    secret = x25519.X25519PrivateKey.from_private_bytes(private).exchange(
-        x25519.X25519PublicKey.from_public_bytes(public)
-    )
+    secret = private_key(private).exchange(x25519.X25519PublicKey.from_public_bytes(public))
     derived = primitives().hkdf.HKDF(hashes.SHA256(), length=KEY, salt=None, info=purpose.encode())
     return derived.derive(secret)
 
@@ -105,31 +104,32 @@ def encryptor(key: bytes) -> Any:
     return ciphers.Cipher(ciphers.algorithms.AES(key), ciphers.modes.CTR(bytes(BLOCK))).encryptor()
 
 
+def full_chunks(key: bytes) -> Iterator[np.ndarray]:
+    """Yield the mask stream of a key without end, in chunks, [CHUNK] uint64.
+
+    A chunk is valid until the next one.
+    """
+    cipher, zeros = encryptor(key), bytes(CHUNK * WORD)
+    words = np.empty(CHUNK + BLOCK // WORD, np.uint64)  # a cipher wants room for one more block
+    target = words.view(np.uint8)
+    while True:
+        cipher.update_into(zeros, target)
+        yield words[:CHUNK]
+
+
 def add_streams(values: np.ndarray, streams: Sequence[Stream]) -> None:
     """Add the mask streams of several keys to values modulo 2**64, in place.
 
     values: [m] uint64.
     Each chunk of values meets all streams before the next one, so that it stays in the cache.
     """
-    signs = [sign for _, sign in streams]
-    sources = [encryptor(key) for key, _ in streams]
     zeros = bytes(CHUNK * WORD)
     words = np.empty(CHUNK + BLOCK // WORD, np.uint64)  # a cipher wants room for one more block
     target = words.view(np.uint8)
+    ciphers = [(encryptor(key), np.add if sign > 0 else np.subtract) for key, sign in streams]
     for start in range(0, len(values), CHUNK):
         chunk = values[start : start + CHUNK]
         n = len(chunk)
-        source = zeros if n == CHUNK else zeros[: n * WORD]
-        for cipher, sign in zip(sources, signs, strict=True):
-            cipher.update_into(source, target)
-            if sign > 0:
-                np.add(chunk, words[:n], out=chunk)
-            else:
-                np.subtract(chunk, words[:n], out=chunk)
-
-
-def stream_words(key: bytes, n: int) -> np.ndarray:
-    """Return the first n words of the mask stream of a key, [n] uint64."""
-    words = np.zeros(n, np.uint64)
-    add_streams(words, [(key, 1)])
-    return words
+        for cipher, add in ciphers:
+            cipher.update_into(zeros if n == CHUNK else zeros[: n * WORD], target)
+            add(chunk, words[:n], out=chunk)

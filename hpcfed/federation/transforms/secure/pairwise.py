@@ -166,6 +166,10 @@ class PairwiseSum:
         """Return the sum of no masked values, [m] uint64."""
         return np.zeros(self.words, np.uint64)
 
+    def add(self, total: np.ndarray, masked: np.ndarray) -> None:
+        """Add what a client sends to the sum, in place."""
+        total += masked
+
     def masked(self, k: int, values: np.ndarray) -> np.ndarray:
         """Return what client k of this rank sends for its values, [m] uint64; works in place."""
         masked = self.members[k].mask(values, self._among(k, SHARES))

@@ -34,11 +34,12 @@ from hpcfed.federation.transforms.secure.costs import (
 )
 from hpcfed.federation.transforms.secure.graph import Complete, Graph, Harary, default_degree
 from hpcfed.federation.transforms.secure.keys import primitives
-from hpcfed.federation.transforms.secure.pairwise import PairwiseSum
+from hpcfed.federation.transforms.secure.pairwise import Gather, PairwiseSum
 from hpcfed.federation.upload import Transform, Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
+    from hpcfed.comm import Comm
     from hpcfed.config.secure import Secure
     from hpcfed.core.averaging import Quotients
     from hpcfed.federation.federation import Federation
@@ -226,7 +227,7 @@ class PairwisePlan:
             self.t,
             fed.clients,
             random_bytes(self.name),
-            partial(gather_messages, fed.comm.gather),
+            gather_by(fed.comm),
             (fed.comm.rank, fed.comm.size),
             self.bits,
         )
@@ -273,7 +274,7 @@ class CodedPlan:
             self.colluding,
             fed.clients,
             random_bytes(self.name),
-            partial(gather_messages, fed.comm.gather),
+            gather_by(fed.comm),
             (fed.comm.rank, fed.comm.size),
         )
 
@@ -287,6 +288,11 @@ def random_bytes(name: Name) -> Callable[[int], Callable[[int], bytes]]:
     """Return what makes the source of random bytes of each client in one sum."""
     seed, t, number = name
     return lambda k: rng.stream(seed, "secure keys", t, number, k).bytes
+
+
+def gather_by(comm: Comm) -> Gather:
+    """Return the function that gathers messages; one rank does not pack its own."""
+    return dict if comm.size == 1 else partial(gather_messages, comm.gather)
 
 
 def gather_messages(
@@ -371,7 +377,7 @@ def total(
     execution.prepare()
     result = execution.empty()
     for k, values in integers.items():
-        result += execution.masked(k, values())
+        execution.add(result, execution.masked(k, values()))
     result = execution.unmask(result)
     sum_words(result.reshape(-1))
     return execution.integers(result)
