@@ -258,6 +258,8 @@ def perform(fed: Federation) -> tuple[list[Bytes], int]:
             (max(down, tally.down), max(up, tally.up))
             for (down, up), tally in zip(most, tallies, strict=True)
         ]
+        if fed.rule:
+            fed.rule.close(fed)
     if fed.job.privacy.by == "examples":
         check_finish(fed, state, t)
     if fed.rule and fed.rule.empty_cohorts:
@@ -366,7 +368,8 @@ def trial(fed: Federation, ids: list[int], encoded: bool = True) -> Federation:
     federation.transforms = fed.transforms if encoded else []
     if fed.rule and encoded:
         federation.rule = fed.rule.fresh()
-        federation.label_counts = HiddenCounts(federation, fed.rule)  # type: ignore[assignment]
+        if fed.rule.hides_counts:
+            federation.label_counts = HiddenCounts(federation, fed.rule)  # type: ignore[assignment]
     federation.exchange = Counting(
         federation.comm, clients, [0] * len(ids), cpu, federation.clock, federation.replay
     )

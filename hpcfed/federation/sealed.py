@@ -20,12 +20,16 @@ class MeanRule:
     It is the same on all ranks. What it keeps from round to round is saved in checkpoints.
     seals: whether the server may know nothing of uploads but what this rule makes of them.
     hidden_by: the setting of the job that seals them, for messages.
+    hides: what it does to them, as it follows this setting.
+    hides_counts: whether the server may not know clients' numbers of examples by class either.
     instead: another setting, for methods that need single uploads.
     empty_cohorts: whether a round of no client is run, too, because its mean is not the old value.
     """
 
     seals = True
     hidden_by = ""
+    hides = "hides what single clients send"
+    hides_counts = True
     instead = ""
     empty_cohorts = False
 
@@ -116,9 +120,9 @@ class Sealed:
 def refusal(rule: MeanRule) -> ConfigError:
     """Return the error for a method that reads what the job hides."""
     return ConfigError(
-        f"{rule.hidden_by} hides what single clients send, but this method's server computes with "
-        f"it and not only with weighted means\n  take {rule.instead and f'{rule.instead}, or '}a "
-        f"method whose server only averages, such as fedavg, fedclassavg or fedproto"
+        f"{rule.hidden_by} {rule.hides}, but this method's server computes with it and not only "
+        f"with weighted means\n  take {rule.instead and f'{rule.instead}, or '}a method whose "
+        f"server only averages, such as fedavg or fedclassavg"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpcfed.federation.transforms.bounded import BoundedMean
-from hpcfed.federation.transforms.compression import transform_of
+from hpcfed.federation.transforms.compression import install_compression
 from hpcfed.federation.transforms.privacy.account import Account
 from hpcfed.federation.transforms.privacy.central import CentralBound, CentralMean
 from hpcfed.federation.transforms.privacy.correlated import CorrelatedAccount, CorrelatedMean
@@ -28,9 +28,7 @@ def install(fed: Federation) -> None:
     The order: compression, clipping, a client's noise, masks; at the server the sum, its noise, and
     the denominator.
     """
-    compression = transform_of(fed.job.compression)
-    if compression:
-        fed.transforms.append(compression)
+    install_compression(fed)
     job, privacy = fed.job, fed.job.privacy
     if privacy.by == "central" and privacy.clip:
         fed.transforms.append(CentralBound(privacy))

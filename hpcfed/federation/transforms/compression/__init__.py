@@ -7,18 +7,29 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.config.compression import CODECS
 from hpcfed.federation.transforms.compression.codec import Codec
 from hpcfed.federation.transforms.compression.transform import Compression, Feedback
+from hpcfed.federation.transforms.compression.vote import MajorityVote, Signs
 
 if TYPE_CHECKING:
     from hpcfed.config.compression import Compression as Settings
+    from hpcfed.federation.federation import Federation
 
 
-def transform_of(settings: Settings) -> Compression | None:
-    """Return the transform of a job's settings; None: nothing is encoded.
+def install_compression(fed: Federation) -> None:
+    """Give a federation the transform of its job's compression; with votes, the rule for means.
 
     Raises ConfigError if the package of a codec is missing.
     """
-    if settings.by == settings.down == "none":
-        return None
+    settings = fed.job.compression
+    if settings.by == "vote":
+        assert settings.eta is not None
+        fed.transforms.append(Signs())
+        fed.rule = MajorityVote(settings.eta)
+    elif settings.by != "none" or settings.down != "none":
+        fed.transforms.append(transform_of(settings))
+
+
+def transform_of(settings: Settings) -> Compression:
+    """Return the transform of a job's codecs."""
     feedback: Feedback = "none"
     if settings.by != "none" and settings.feedback == "auto":
         feedback = "auto" if CODECS[settings.by].load().contracts else "none"

@@ -14,6 +14,7 @@ import numpy as np
 
 from hpcfed.core.payload import bytes_of_bits
 
+POWERS_OF_3 = 3 ** np.arange(5)
 GOLDEN = (math.sqrt(5) - 1) / 2
 PACKED, BITMAP, GOLOMB = range(3)  # the first byte of encoded positions
 
@@ -70,6 +71,24 @@ def unpack(data: bytes | memoryview, n: int, width: int) -> np.ndarray:
     return from_bits(
         np.unpackbits(np.frombuffer(data, np.uint8), count=n * width).reshape(n, width)
     )
+
+
+def pack_digits(digits: np.ndarray) -> bytes:
+    """Return numbers 0, 1 or 2, five of them in a byte, as 3^5 = 243."""
+    padded = np.zeros(len(digits) + -len(digits) % 5, np.int64)
+    padded[: len(digits)] = digits
+    return (padded.reshape(-1, 5) @ POWERS_OF_3).astype(np.uint8).tobytes()
+
+
+def unpack_digits(reader: Reader, n: int) -> np.ndarray:
+    """Return the n numbers that `pack_digits` has written, [n], int64."""
+    data = reader.array("u1", bytes_of_digits(n)).astype(np.int64)
+    return (data[:, None] // POWERS_OF_3 % 3).ravel()[:n]
+
+
+def bytes_of_digits(n: int) -> int:
+    """Return the bytes that `pack_digits` takes for n numbers."""
+    return math.ceil(n / 5)
 
 
 def width_of(n: int) -> int:

@@ -1,13 +1,9 @@
 """Signs: one bit a value, and one magnitude for each tensor.
 
 Karimireddy, Rebjock, Stich and Jaggi, ICML 2019, arXiv:1901.09847 (EF-sign): the magnitude is the
-tensor's mean magnitude, which travels too. With `eta` it is fixed instead, as in signSGD:
-Bernstein, Wang, Azizzadenesheli and Anandkumar, ICML 2018, arXiv:1802.04434. One bit has no 0: that
-is +1.
-
-Deviation: the paper's server moves by eta in the direction of the majority of signs. Here it takes
-the method's mean of what clients send, eta times the mean sign, so that a narrow vote moves a value
-less, and a tie does not move it.
+tensor's mean magnitude, which travels too. With `eta` it is fixed instead. The server takes the
+method's mean of what clients send; for the majority of signs see `vote`. One bit has no 0: that is
++1.
 """
 
 from __future__ import annotations

@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.federation.transforms.compression.bits import Reader
+from hpcfed.federation.transforms.compression.bits import (
+    Reader,
+    bytes_of_digits,
+    pack_digits,
+    unpack_digits,
+)
 from hpcfed.federation.transforms.compression.codec import Codec, Shape
-
-POWERS = 3 ** np.arange(5)
 
 
 class TernGrad(Codec):
@@ -25,15 +28,13 @@ class TernGrad(Codec):
         flat = x.ravel()
         scale = np.abs(flat).max()
         nonzero = generator.random(flat.size) * scale < np.abs(flat)  # |v| = s always is
-        digits = np.zeros(-(-flat.size // 5) * 5, np.int64)
-        digits[: flat.size] = np.where(nonzero, np.where(flat < 0, 2, 1), 0)
-        return scale.tobytes() + (digits.reshape(-1, 5) @ POWERS).astype(np.uint8).tobytes()
+        digits = np.where(nonzero, np.where(flat < 0, 2, 1), 0)
+        return scale.tobytes() + pack_digits(digits)
 
     def unpack(self, reader: Reader, shape: Shape, generator: Any) -> np.ndarray:
         n = int(np.prod(shape))
         scale = reader.array("f4", 1)[0]
-        digits = reader.array("u1", -(-n // 5)).astype(np.int64)[:, None] // POWERS % 3
-        return np.array([0, scale, -scale], np.float32)[digits.ravel()[:n]]
+        return np.array([0, scale, -scale], np.float32)[unpack_digits(reader, n)]
 
     def most_bytes_of(self, shape: Shape) -> int:
-        return 4 + -(-int(np.prod(shape)) // 5)
+        return 4 + bytes_of_digits(int(np.prod(shape)))

@@ -1,0 +1,286 @@
+"""Signs with majority vote: each value moves by eta in the direction that most clients give it.
+
+Bernstein, Wang, Azizzadenesheli and Anandkumar, ICML 2018, arXiv:1802.04434 (signSGD with majority
+vote). A client sends one bit for each value of its update, its sign; 0 counts as positive. The
+server adds the signs up and moves by
+
+    w <- w + eta sign(sum_k sign(u_k)),
+
+in which each client that has the value counts the same, whatever its weight, and a value with a
+tied vote does not move. Statistics of batch normalisation and whole numbers have no vote: they are
+averaged as the method does.
+
+A client that has the server's last value receives the votes since then: one bit for each value, or
+8/5 bits after a vote with ties. If the complete value is shorter, or if the client has no earlier
+one, it receives that. So it does if the method's server changes what the votes gave.
+
+Deviation: the paper's clients send the signs of gradients. Here these are updates of local
+training, which is the same if it is one step of plain SGD.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.core import rng
+from hpcfed.core.averaging import Quotients, Row
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Mean, Params, Per, Term
+from hpcfed.core.payload import nbytes, not_finite
+from hpcfed.federation.sealed import MeanRule, Sealed
+from hpcfed.federation.transforms.compression.bits import (
+    Reader,
+    bytes_of_digits,
+    pack_digits,
+    unpack_digits,
+)
+from hpcfed.federation.transforms.compression.sign import Sign
+from hpcfed.federation.transforms.compression.transform import (
+    STATE,
+    Value,
+    array,
+    is_encoded,
+    tensor,
+    update_of,
+    values_of,
+    with_values,
+)
+from hpcfed.federation.upload import Transform, Upload
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+
+T = TypeVar("T")
+SIGNS, TIES = b"\0", b"\1"  # the first byte of an encoded vote
+LONGEST = 32  # votes of which even the shortest are as long as the value itself
+
+
+class Signs(Transform):
+    """Uploads are the signs of updates, and downloads the votes since the client's last one."""
+
+    def __init__(self) -> None:
+        self._codec = Sign(eta=1.0)
+
+    def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
+        parts, sizes = {}, {}
+        for name, part in upload.parts.items():
+            values = list(values_of(part, upload.relative_to.get(name)))
+            if not values:
+                continue
+            if not isinstance(part, Mean) or not all(map(has_start, values)):
+                raise ConfigError(
+                    f"compression.by = 'vote': clients of {fed.job.algorithm.name} send values "
+                    f"that are no new versions of what they received, and whose signs give no "
+                    f"direction; set compression.by = 'sign', or take another method, such as "
+                    f"fedavg"
+                )
+            targets = [update_of(value) for value in values]
+            # codecs that draw nothing take a stream too
+            message = self._codec.encode(targets, rng.stream(fed.seed, "compress"))
+            shapes = [target.shape for target in targets]
+            signs = self._codec.decode(message, shapes, rng.stream(fed.seed, "compress"))
+            by_path = {v.path: tensor(x, v.tensor) for v, x in zip(values, signs, strict=True)}
+            parts[name] = with_values(part, by_path)
+            sizes[name] = nbytes(part) - sum(v.tensor.nbytes for v in values) + len(message)
+        return upload.changed(parts, sizes=sizes, updates=parts)
+
+    def download(self, fed: Federation, client: Client, value: T) -> tuple[T, int | None]:
+        values, rule = list(values_of(value)), fed.rule
+        assert isinstance(rule, MajorityVote)
+        if not values:
+            return value, None
+        memory = dict(client.memory.get(STATE, {}))
+        digests, size = dict(memory.get("votes", {})), nbytes(value)
+        for v in values:
+            digest = digest_of(v.tensor)
+            course = rule.course_to(digest)
+            if fed.trial:
+                size += announced(fed.t, course, v.tensor) - v.tensor.nbytes
+            elif course is not None:
+                votes = course.size_since(digests.get(v.path))
+                size -= max(0, v.tensor.nbytes - votes) if votes is not None else 0
+            digests[v.path] = digest
+        if not fed.trial:
+            client.memory[STATE] = memory | {"votes": digests}
+        return value, size
+
+
+@dataclass(frozen=True)
+class Course:
+    """The last values of a tensor, and the votes between them.
+
+    digests: of the values, the last one included.
+    messages: the encoded votes; one fewer.
+    """
+
+    digests: tuple[str, ...]
+    messages: tuple[bytes, ...] = ()
+
+    def then(self, old: Tensor, message: bytes, new: Tensor) -> Course:
+        """Return the course after a vote that has made a new value of an old one."""
+        before = self if self.digests[-1] == digest_of(old) else Course((digest_of(old),))
+        messages = (*before.messages, message)[-LONGEST:]
+        return Course((*before.digests, digest_of(new))[-len(messages) - 1 :], messages)
+
+    def size_since(self, digest: str | None) -> int | None:
+        """Return the bytes of the votes since an earlier value; None: there is no such value."""
+        if digest not in self.digests:
+            return None
+        latest = max(i for i, other in enumerate(self.digests) if other == digest)
+        return sum(map(len, self.messages[latest:]))
+
+
+def announced(t: int, course: Course | None, value: Tensor) -> int:
+    """Return the most bytes of a download of a client that has the last value, as a trial sees it.
+
+    In its first round nobody has one, so that only what follows counts.
+    """
+    if course is None:
+        return value.nbytes if t else 0
+    return len(TIES) + bytes_of_digits(value.numel())
+
+
+class MajorityVote(MeanRule):
+    """Moves what clients have trained by eta in the direction of most of their signs.
+
+    courses: by the number of a mean in its round and the tensor's name.
+    """
+
+    hidden_by = "compression.by = 'vote'"
+    hides = "leaves only signs of what single clients send"
+    instead = "compression.by = 'sign'"
+    hides_counts = False
+
+    def __init__(self, eta: float) -> None:
+        self.eta = eta
+        self.courses: dict[str, Course] = {}
+        self._closed = self.courses  # as they were after the last complete round
+        self._call = 0
+
+    def begin(self) -> None:
+        self.courses, self._call = dict(self._closed), 0
+
+    def close(self, fed: Federation) -> None:
+        self._closed = self.courses
+
+    def fresh(self) -> MajorityVote:
+        return MajorityVote(self.eta)
+
+    def mean(
+        self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
+    ) -> Params:
+        terms = [term for _, part in parts for term in part.terms_for(self)]
+        fed.note_shapes(terms, keep)
+        voted = Params({name: value for name, value in keep.items() if is_encoded(name, value)})
+        rest = Params({name: value for name, value in keep.items() if name not in voted})
+        if rest:
+            rest = fed.exchange.mean([restricted(term, rest) for term in terms], rest, per)
+        if voted:
+            voted = self._moved(
+                fed, [ballot(restricted(term, voted)) for term in terms], voted, per
+            )
+        self._call += 1
+        return Params({name: (voted if name in voted else rest)[name] for name in keep})
+
+    def _moved(self, fed: Federation, ballots: list[Term], keep: Params, per: Per) -> Params:
+        """Return the tensors after the vote; collective."""
+        rows, votes = [Row(term, keep, per) for term in ballots], Votes(keep, per)
+        fed.exchange.wait("mean")
+        with fed.clock("communicate"):
+            shapes = [a.shape for a in votes.arrays]
+            fed.comm.sum(rows, shapes, [1.0] * len(rows), votes)
+        moved = {}
+        for name, vote in votes.mean().items():
+            message = encode(array(vote).ravel().astype(np.int8))
+            moved[name] = move(keep[name], decode(message, vote.numel()), self.eta)
+            key = f"{self._call} {name}"
+            before = self.courses.get(key) or Course((digest_of(keep[name]),))
+            self.courses[key] = before.then(keep[name], message, moved[name])
+        return Params(moved)
+
+    def course_to(self, digest: str) -> Course | None:
+        """Return the course whose last value has this digest; None: there is none."""
+        courses = self.courses.values()
+        return next((course for course in courses if course.digests[-1] == digest), None)
+
+    def to_tree(self) -> dict[str, Any]:
+        return {
+            key: {
+                "digests": list(course.digests),
+                "messages": [np.frombuffer(message, np.uint8) for message in course.messages],
+            }
+            for key, course in self._closed.items()
+        }
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        self._closed = {
+            key: Course(
+                tuple(course["digests"]),
+                tuple(np.asarray(message).tobytes() for message in course["messages"]),
+            )
+            for key, course in tree.items()
+        }
+        self.begin()
+
+
+class Votes(Quotients):
+    """Receiver of sums of signs, which makes votes of them: -1, 0 or 1."""
+
+    def finish(self, i: int, start: int, total: np.ndarray) -> None:
+        if i >= self.first:
+            np.sign(total, out=total)
+
+
+def has_start(value: Value) -> bool:
+    """Return whether a value is a new version of a tensor that the client has received."""
+    return value.reference is not None and not_finite(value.reference) is None
+
+
+def restricted(term: Term, keep: Params) -> Term:
+    """Return the part of a term that has these names."""
+    weight = term.weight
+    if isinstance(weight, Params):
+        weight = Params({name: w for name, w in weight.items() if name in keep})
+    at = {name: axes for name, axes in term.at.items() if name in keep}
+    return Term(Params({n: v for n, v in term.value.items() if n in keep}), weight, at)
+
+
+def ballot(term: Term) -> Term:
+    """Return a term of signs in which each value has one vote, or none if its weight is 0."""
+    if not isinstance(term.weight, Params):
+        return term._replace(weight=1.0)
+    return term._replace(weight=Params({n: (w > 0).float() for n, w in term.weight.items()}))
+
+
+def encode(votes: np.ndarray) -> bytes:
+    """Return the message of votes: -1, 0 or 1, [n] int8."""
+    if votes.all():
+        return SIGNS + np.packbits(votes < 0).tobytes()
+    return TIES + pack_digits(votes % 3)
+
+
+def decode(message: bytes, n: int) -> np.ndarray:
+    """Return the n votes that `encode` has written, [n] int8."""
+    reader = Reader(message)
+    if reader.bytes(1) == SIGNS:
+        return 1 - 2 * reader.numbers(n, 1).astype(np.int8)
+    return np.array([0, 1, -1], np.int8)[unpack_digits(reader, n)]
+
+
+def move(old: Tensor, votes: np.ndarray, eta: float) -> Tensor:
+    """Return a tensor after a vote; server and clients get the same bits."""
+    direction = torch.from_numpy(votes).to(old.device).view(old.shape)
+    return (old.double() + eta * direction).to(old.dtype)
+
+
+def digest_of(value: Tensor) -> str:
+    """Return a checksum of the bits of a tensor."""
+    data = value.detach().cpu().contiguous().numpy()
+    return hashlib.blake2b(data.tobytes(), digest_size=16).hexdigest()
