@@ -19,12 +19,12 @@ def open_account(fed: Federation) -> None:
 
     Raises ConfigError, on all ranks, for a method of which no account can be kept.
     """
-    if not (fed.rule or fed.account):
-        return
     privacy = fed.job.privacy
+    # bounded uploads need shapes that a trial learns, also without noise
+    if not (fed.rule or fed.account or (privacy.bounds and privacy.clip)):
+        return
     try:
-        measured = measure(fed)
-        uploads = measured.uploads
+        uploads = measure(fed).uploads
         if privacy.sampling:
             check_cohorts(fed)
         if fed.account:

@@ -114,9 +114,9 @@ class Upload:
         """Return the upload without one of its parts."""
         return self._replace(parts={n: part for n, part in self.parts.items() if n != name})
 
-    def without_references(self) -> Upload:
-        """Return the upload without the values to which its parts are relative."""
-        return self._replace(relative_to={})
+    def with_references(self, relative_to: Mapping[str, Any]) -> Upload:
+        """Return the upload with other values to which its parts are relative."""
+        return self._replace(relative_to=dict(relative_to))
 
     def _replace(self, **fields: Any) -> Upload:
         upload = copy(self)
@@ -188,7 +188,7 @@ class Uplink:
             upload = transform.upload(self._fed, client, upload)
         self._examine(client, upload.parts)
         self._fed.tallies[client.id].up += upload.receivers * upload.nbytes
-        return upload.without_references()
+        return upload.with_references({})
 
     def _examine(self, client: Client, parts: Mapping[str, Part]) -> None:
         """Raise DivergedError if a value of a client's upload is not finite."""

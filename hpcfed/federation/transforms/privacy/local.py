@@ -52,6 +52,12 @@ class LocalNoise(Transform):
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
         for part in upload.parts.values():
             check_covered(fed, client, part)
+        # what the server does not know yet is nan
+        references = {
+            name: old and old.map(lambda value: torch.where(value.isnan(), 0, value))
+            for name, old in upload.relative_to.items()
+        }
+        upload = upload.with_references(references)
         updates = complete(fed, difference(upload))
         squares = [s for part in updates.parts.values() for s in self._squares(part)]
         factors = list(shrink(dict(enumerate(squares)), self.clip, self.layers).values())

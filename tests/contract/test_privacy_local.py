@@ -1,0 +1,70 @@
+"""Each method runs with local noise, the same bits on any ranks and after resume, or is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.algorithms import load as algorithm
+from hpcfed.comm import Serial
+from hpcfed.core.errors import ConfigError
+from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
+from tests.contract import toy
+from tests.threads import spmd
+
+pytest.importorskip("dp_accounting", reason="needs hpcfed[privacy]")
+
+LOCAL = (
+    *("--rounds", "2", "--evaluate.before", "false", "--evaluate.every", "1000"),
+    *("--privacy.by", "local", "--privacy.clip", "0.5", "--privacy.accountant", "rdp"),
+)
+NOISE = ("--privacy.noise", "0.02")
+# without batch normalisation, whose statistics noise makes useless
+MIXES = {"one architecture": "mlp", "widths": "cnn", "depths": "resmlp-2,resmlp-4"}
+REASONS = (
+    "works without rounds",
+    "pieces of larger tensors",
+    "whole or plain numbers",
+    "sends its weight",
+    "pfedknow prunes channels",
+)
+RUNS = {  # these must not come to be refused
+    *("fedavg", "fedprox", "fednova", "feddyn", "moon", "scaffold", "fedopt", "fedrep", "ditto"),
+    *("fedclassavg", "lgfedavg", "fedproto", "fedmd", "dsfl", "fml", "fedhenn", "fd"),
+    *("perfedavg", "pfedme", "ktpfl", "feddf", "fedrare"),
+}
+
+
+def job(method: str, *flags: str):
+    mix = MIXES.get(algorithm(method)().accepts, "mlp,cnn,fedhenn-3,mlp,cnn,fedhenn-1")
+    return toy.job(method, *LOCAL, "--models.mix", mix, *flags)
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_a_method_runs_with_local_noise_or_is_refused_with_a_reason(method: str, tmp_path: Path):
+    try:
+        want = toy.run(Serial(), job(method, *NOISE))
+    except ConfigError as error:
+        assert method not in RUNS and any(reason in str(error) for reason in REASONS), error
+        return
+    if want.column("up").any():
+        assert want.rows[-1]["rounds/epsilon"] >= Accountant(1e-5, "rdp").epsilon(
+            [Release(0.02, 1)]
+        )
+    spmd(2, lambda comm: toy.run(comm, job(method, *NOISE), rounds=1, save=tmp_path))
+    (got,) = spmd(1, lambda comm: toy.run(comm, job(method, *NOISE), resume=tmp_path))
+    assert toy.differences([got.state, got.weights], [want.state, want.weights]) == []
+    assert toy.differences(got.rows, want.rows[1:]) == []
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_a_bound_without_noise_is_refused_for_the_same_reasons(method: str):
+    try:
+        toy.start(Serial(), job(method, *NOISE))
+    except ConfigError as error:
+        with pytest.raises(ConfigError) as without:
+            toy.start(Serial(), job(method))
+        assert str(without.value) == str(error)
+        return
+    rounds = toy.start(Serial(), job(method))
+    rounds.step()
