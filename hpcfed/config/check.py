@@ -128,8 +128,16 @@ def check_metrics(names: Sequence[str]) -> None:
 
 
 def check_weights(job: Job) -> None:
-    """Raise ConfigError if models.weights does not fit the architectures, or for sub-models."""
+    """Raise ConfigError if models.weights does not fit the architectures, or for sub-models.
+
+    Neither do they fit other layers of normalisation.
+    """
     weights, kinds = job.models.weights, tuple(dict.fromkeys(job.models.mix))
+    if job.models.norm == "group" and (weights or set(job.models.widths) != {1.0}):
+        what = "models.weights" if weights else "models.widths: sub-models"
+        raise ConfigError(
+            f"{what} need the normalisation that the models have; set models.norm = 'batch'"
+        )
     if weights and len(weights) not in (1, len(kinds)):
         raise ConfigError(
             f"models.weights has {len(weights)} entries, but models.mix {len(kinds)} architectures "

@@ -334,6 +334,10 @@ class Models(Section):
     """Width of the representation, the same on all clients."""
     relu_head: bool = False
     """A ReLU between the representation and the head, as in the authors' FedClassAvg code."""
+    norm: Literal["batch", "group"] = "batch"
+    """Normalisation of networks that have batch normalisation: group puts group normalisation in
+    its place, for which examples do not depend on one another (privacy.by = "examples").
+    """
     weights: Names = ()
     """Initial weights of each architecture of the mix: a file, or none."""
     train: Names = ()

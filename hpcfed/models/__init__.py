@@ -41,6 +41,20 @@ def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:
         return build(name, shape, classes, d).head.in_features
 
 
+def normalises_batches(name: str, shape: tuple[int, ...], classes: int, d: int) -> bool:
+    """Return whether a model has batch normalisation; random streams stay as they are.
+
+    Raises ConfigError as `build`.
+    """
+    if find(Architecture.parse(name).base).text:
+        return False
+    from hpcfed.core import rng
+    from hpcfed.models.layers import has_batch_norm
+
+    with rng.scoped(0, "norm"):
+        return has_batch_norm(build(name, shape, classes, d))
+
+
 def missing_head(name: str, shape: tuple[int, ...], classes: int, d: int) -> str:
     """Return why a model has no head, or ""; random streams stay as they are.
 

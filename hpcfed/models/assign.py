@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
-from hpcfed.models import missing_head, represents
+from hpcfed.core.errors import ConfigError
+from hpcfed.models import missing_head, normalises_batches, represents
 from hpcfed.models.variants import name_variant
 
 if TYPE_CHECKING:
@@ -32,7 +33,11 @@ def assign(
     With modalities.encoders = "own" a model has encoders of its client's modalities alone, and its
     name says so: "concat[accelerometer&skeleton]".
     """
-    kinds = by_mix(job, projections(job, shape, classes))
+    projected, normed = projections(job, shape, classes), other_norms(job, shape, classes)
+    changes = {
+        name: projected.get(name, "") + normed.get(name, "") for name in {**projected, **normed}
+    }
+    kinds = by_mix(job, changes)
     if job.modalities.encoders == "all" or not of_clients:
         return kinds
     names: dict[tuple[str, tuple[str, ...]], str] = {}  # one string shared by all clients
@@ -63,21 +68,43 @@ def projections(job: Job, shape: tuple[int, ...], classes: int) -> dict[str, str
     return {name: name_variant("project", d) for name in libraries if widths[name] != d}
 
 
-def by_mix(job: Job, projected: Mapping[str, str]) -> tuple[str, ...]:
+def other_norms(job: Job, shape: tuple[int, ...], classes: int) -> dict[str, str]:
+    """Return the variant with group normalisation for each model with batch normalisation, by name.
+
+    It is empty unless models.norm asks for it. Raises ConfigError if no model has any.
+    """
+    if job.models.norm == "batch":
+        return {}
+    names = dict.fromkeys((*job.models.mix, job.models.proxy))
+    normed = {
+        name: name_variant("groupnorm")
+        for name in filter(None, names)
+        if normalises_batches(name, shape, classes, job.models.d)
+    }
+    if not normed:
+        raise ConfigError(
+            "models.norm = 'group' has no effect: no model of models.mix has batch normalisation; "
+            "leave it out"
+        )
+    return normed
+
+
+def by_mix(job: Job, changes: Mapping[str, str]) -> tuple[str, ...]:
     """Return the architecture of each client by [models] alone.
 
-    projected: the variants of models that have a projection.
+    changes: the variants of models beside those that the method makes, by name.
     """
     mix, widths = job.models.mix, job.models.widths
     method = job.algorithm
     proxy = None
     if "proxy" in method.needs:
-        proxy = Architecture.parse(job.models.proxy + method.proxy_variant)
+        changed = job.models.proxy + changes.get(job.models.proxy, "")
+        proxy = Architecture.parse(changed + method.proxy_variant)
     variants = method.variants
     kinds = {  # one string shared by all clients
         (base, width, variant): str(
             replace(
-                Architecture.parse(base + projected.get(base, "") + variant),
+                Architecture.parse(base + changes.get(base, "") + variant),
                 width=width,
                 proxy=proxy,
             )

@@ -1,10 +1,15 @@
 """Layers that let bodies from torchvision handle small images and small batches."""
 
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+T = TypeVar("T", bound=nn.Module)
+GROUPS = 32  # of channels that group normalisation has, at most
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -125,6 +130,26 @@ def for_small_images(net: nn.Module) -> nn.Module:
             and module.padding_mode == "zeros"
         ):
             module.__class__ = Conv2d
+    return net
+
+
+def has_batch_norm(net: nn.Module) -> bool:
+    """Return whether a network has layers of batch normalisation."""
+    return any(isinstance(module, _BatchNorm) for module in net.modules())
+
+
+def use_group_norm(net: T) -> T:
+    """Replace a network's layers of batch normalisation by group normalisation, and return it.
+
+    A layer of C channels has the most groups of at least two channels that divide C, up to GROUPS
+    (Wu and He, ECCV 2018, arXiv:1803.08494).
+    """
+    for name, module in [*net.named_modules()]:
+        if isinstance(module, _BatchNorm):
+            C = module.num_features
+            groups = max(g for g in range(1, GROUPS + 1) if C % g == 0 and (g == 1 or 2 * g <= C))
+            new = nn.GroupNorm(groups, C, module.eps, module.affine)
+            net.get_submodule(name.rpartition(".")[0]).add_module(name.rpartition(".")[2], new)
     return net
 
 

@@ -78,6 +78,9 @@ VARIANTS = {
     "project": Change(
         "hpcfed.models.variants:project", "a linear layer to d values", options=(int,)
     ),
+    "groupnorm": Change(
+        "hpcfed.models.layers:use_group_norm", "group normalisation in the place of batch's"
+    ),
     "pan": Change(
         "hpcfed.algorithms.global_model.fedpan:encode_positions",
         "FedPAN's position encodings",

@@ -270,7 +270,7 @@ class PrivateGradient:
                     self.fed,
                     f"{self.client.architecture} has {type(module).__name__}, whose outputs for an "
                     f"example depend on the others of its batch, so that there is no gradient of "
-                    f"one example; another model may have none",
+                    f"one example; set models.norm = 'group', or take another model",
                 )
         n = len(flat(y)[0])
         with without_dropout(self.model):

@@ -353,3 +353,17 @@ def test_sending_after_the_last_round_is_refused(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(algorithm("fedbabu"), "finish", finish)
     assert "after the last round" in refusal("fedbabu")
+
+
+def test_a_model_with_group_normalisation_in_the_place_of_that_of_batches_is_private():
+    flags = ("--models.mix", "small,mlp", "--privacy.noise", "0.5", "--models.norm", "group")
+    job = toy.job("fedmd", *PRIVATE, "1", *flags)
+    rounds = toy.start(Serial(), job)
+    check_privacy(rounds.fed)
+    assert rounds.fed.architectures[:2] == ("small~groupnorm", "mlp")
+    row, _ = rounds.step()
+    assert row["rounds/epsilon"] > 0
+    with pytest.raises(ConfigError, match="no effect"):
+        toy.start(Serial(), toy.job("fedavg", *MLP, "--models.norm", "group"))
+    with pytest.raises(ConfigError, match=r"models\.norm = 'batch'"):
+        toy.job("heterofl", "--models.norm", "group", "--models.widths", "1,0.5")

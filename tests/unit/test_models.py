@@ -15,7 +15,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import scoped
 from hpcfed.models import MODELS, build, check
 from hpcfed.models.cost import cost, work
-from hpcfed.models.layers import BatchNorm2d, Conv2d, kernel_part, kernel_windows
+from hpcfed.models.layers import BatchNorm2d, Conv2d, kernel_part, kernel_windows, use_group_norm
 
 each_model = pytest.mark.parametrize(
     "name", [name for name, entry in MODELS.items() if entry.takes((1, 28, 28))]
@@ -306,3 +306,22 @@ def test_a_function_of_ones_own_makes_a_body():
 def test_functions_that_make_no_body_of_the_right_width_are_refused(name, message):
     with pytest.raises(ConfigError, match=message):
         new(name, (1, 8, 8), d=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [("resnet18", {64: 32, 512: 32}), ("shufflenetv2", {24: 12, 58: 29, 1024: 32})],
+)
+def test_group_normalisation_takes_the_place_of_that_of_batches(name: str, groups: dict):
+    model = new(f"{name}~groupnorm", (3, 32, 32), 4, d=16).train()
+    norms = {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
+    assert groups.items() <= norms.items()
+    assert not any(n.endswith("running_mean") for n, _ in model.named_buffers())
+    x = images(5, (3, 32, 32))
+    torch.testing.assert_close(model.body(x)[:1], model.body(x[:1]), rtol=1e-3, atol=1e-4)
+
+
+def test_group_normalisation_is_that_of_torch():
+    net = use_group_norm(nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6, eps=0.1)))
+    x = images(2, (1, 8, 8))
+    assert torch.equal(net(x), nn.GroupNorm(3, 6, eps=0.1)(net[0](x)))
