@@ -13,7 +13,7 @@ GREEK = {
     **{name: rf"\{name}" for name in ("alpha", "beta", "gamma", "delta", "eta", "mu")},
     **{
         name: rf"\{name}"
-        for name in ("phi", "rho", "sigma", "tau", "theta", "xi", "zeta", "Sigma", "Omega")
+        for name in ("omega", "phi", "rho", "sigma", "tau", "theta", "xi", "zeta", "Sigma", "Omega")
     },
     "eps": r"\varepsilon",
     "lam": r"\lambda",

@@ -90,6 +90,17 @@ class Shard:
         part._resident_labels = None
         return part
 
+    def divide(self, share: float, order: np.random.Generator) -> tuple[Shard, Shard]:
+        """Return the other examples and this share of them, drawn from a stream.
+
+        If one of both would be empty, both are all examples.
+        """
+        n = round(share * len(self))
+        if n in (0, len(self)):
+            return self, self
+        positions = order.permutation(len(self))
+        return self.pick(np.sort(positions[n:])), self.pick(np.sort(positions[:n]))
+
     @property
     def gathers_on_device(self) -> bool:
         """Whether batches are gathered from the device's memory, not from the host's."""

@@ -331,6 +331,11 @@ ALGORITHMS = {
             "clients learn how much of each weight they take from the global model",
             "zhang2023fedala",
         ),
+        fedfomo=(
+            "FedFomo",
+            "clients mix those of several models that help on their validation examples",
+            "zhang2021fedfomo",
+        ),
         fedamp=("FedAMP", "clients are drawn to mixtures of similar models", "huang2021fedamp"),
         perfedavg=("PerFedAvg", "an initial model that one step adapts", "fallah2020"),
         pfedme=("PFedMe", "personal models near a common one", "dinh2020"),

@@ -59,11 +59,11 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
     "fedorgp": ("--algorithm.lam", "0.1"),
 }
 # methods whose bytes depend on what is learnt: they announce the most that can be
-COMPRESSED = ("fedkd", "pfedhr", "pfedknow")
+COMPRESSED = ("fedfomo", "fedkd", "pfedhr", "pfedknow")
 # methods whose server gets each upload by itself; those of the others are added up on the way
 GATHERED = (
     *("cyclic", "dsgd", "dsgt", "fedamp", "fedgh", "fedgkt", "fedma", "fedorgp", "fedtgp"),
-    *("fedzkt", "fedlaw", "ktpfl", "mocha", "pfedhr", "pfedknow", "pfnm", "tkm"),
+    *("fedfomo", "fedzkt", "fedlaw", "ktpfl", "mocha", "pfedhr", "pfedknow", "pfnm", "tkm"),
 )
 TWO_COHORTS = ("feddane",)  # drawn one after the other; announced is the traffic of who is in both
 

@@ -5,12 +5,12 @@ rounds in plain torch.
 import pytest
 import torch
 
-from hpcfed.algorithms.personal import fedala
+from hpcfed.algorithms.personal import fedala, fedfomo
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from tests.contract import toy
-from tests.contract.referee import TWO, Referee, cross_entropy, mean
-from tests.contract.test_equalities import near, run
+from tests.contract.referee import TWO, Referee, batch_of, cross_entropy, mean
+from tests.contract.test_equalities import ONE, near, run
 
 ALL = ("--participation", "1")
 MLP, SMALL = ("--models.mix", "mlp"), ("--models.mix", "small")
@@ -144,3 +144,58 @@ def test_fedamp_warns_if_all_models_are_further_apart_than_sigma(capsys):
     assert message.count("no client pays attention to another one") == 1
     assert "algorithm.sigma = 1e-06" in message
     assert rounds.algorithm.columns(rounds.fed, rounds.state) == {"attention_to_others": 0.0}
+
+
+EVERY = ("--algorithm.validation", "1e-9")  # all examples are compared on, and trained on
+
+
+def test_fedfomo_is_local_training_if_no_model_helps(monkeypatch):
+    monkeypatch.setattr(fedfomo, "weights_of", lambda loss, losses, lengths: [0.0] * len(losses))
+    flags = (*SMALL, *EVERY, "--algorithm.baseline", "own")
+    assert toy.differences(trained("fedfomo", *flags), trained("local", *SMALL)) == []
+
+
+def test_fedfomo_of_one_client_is_local_training():
+    flags = (*SMALL, *EVERY, *ONE, "--algorithm.baseline", "own")
+    assert toy.differences(trained("fedfomo", *flags), trained("local", *SMALL, *ONE)) == []
+
+
+@pytest.mark.parametrize("baseline", ["start", "own"])
+def test_two_rounds_of_fedfomo_in_plain_torch(baseline: str):
+    flags = ("--algorithm.baseline", baseline, "--algorithm.models", "5")
+    referee = Referee("fedfomo", *TWO, *ALL, *EVERY, *flags)
+    start = referee.initial()
+    before = {k: referee.train(k, start) for k in range(6)}
+
+    def loss(k: int, w: Params) -> torch.Tensor:
+        return cross_entropy(referee.with_weights(w), *batch_of(referee.rounds, k)).detach()
+
+    def gain(k: int, w: Params, base: Params) -> float:
+        square = sum((v - base[name]).square().sum() for name, v in w.items())
+        return float(torch.relu(loss(k, base) - loss(k, w)) / square.sqrt()) if square else 0.0
+
+    weights, models = {}, {}
+    for k in range(6):
+        base = start if baseline == "start" else before[k]
+        gains = {n: gain(k, w, base) for n, w in before.items()}
+        weights[k] = {n: value / (sum(gains.values()) or 1) for n, value in gains.items()}
+        parts = [weight * before[n] for n, weight in weights[k].items()]
+        mixture = sum(parts[1:], parts[0]) if any(gains.values()) else base
+        models[k] = referee.train(k, mixture)
+    referee.run()
+    mixes = any(0 < weight < 1 for row in weights.values() for weight in row.values())
+    assert mixes == (baseline == "start")  # its own model is best where each has trained
+    for k, client in referee.fed.clients.items():
+        assert near(client.params(), models[k], 1e-5)
+        want = [0.0 if n == k else weights[k][n] for n in range(6)]
+        assert referee.rounds.state["p"][k].tolist() == pytest.approx(want, abs=1e-4)
+
+
+def test_fedfomos_clients_receive_few_models_and_send_a_weight_of_each():
+    flags = (*MLP, *ALL, "--algorithm.models", "2")
+    rounds = toy.start(Serial(), toy.job("fedfomo", *flags))
+    size = rounds.fed.shapes().nbytes
+    assert rounds.algorithm.traffic(rounds.fed, 4) == (2 * size, size + 8)
+    rows = [rounds.step()[0] for _ in range(2)]
+    assert [row["clients/down"][4] for row in rows] == [size, 2 * size]
+    assert [row["clients/up"][4] for row in rows] == [size, size + 8]

@@ -63,6 +63,8 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.merges": 2,
     "algorithm.min_steps": 6,
     "algorithm.first_epochs": 1,
+    "algorithm.epsilon": 0.1,
+    "algorithm.epsilon_decay": 0.5,
     "algorithm.groups": 2,
     "algorithm.rare_share": 0.9,
     "algorithm.ramp": 2,
@@ -153,6 +155,7 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "fesemma": TWO_OF_FIVE,
     "tkm": TWO_OF_FIVE,
     "fed2": SMALL,
+    "fedfomo": ("--clients", "5", "--rounds", "4", "--algorithm.epsilon", "1"),
     "fedtgp": ("--algorithm.tau", "0.1"),  # less than the distance of any two classes
     "mocha": ("--algorithm.sigma_rounds", "1"),
     "zeroshot": SMALL,

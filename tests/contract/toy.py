@@ -56,6 +56,7 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
         *("--algorithm.server_steps", "2", "--algorithm.server_batch", "8"),
         *("--algorithm.hidden", "8"),
     ),
+    "fedfomo": ("--algorithm.models", "1"),  # of several some are worse, and without effect
     "fedl2g": ("--algorithm.warmup", "0"),
     "fedclip": ("--local.weight_decay", "0"),
     "fedrare": ("--algorithm.inter_after", "1"),

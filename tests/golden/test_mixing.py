@@ -1,4 +1,6 @@
-"""Weights with which clients mix models, by hand: FedALA's of single values, FedAMP's attention."""
+"""Weights with which clients mix models, by hand: FedALA's of single values, FedAMP's attention,
+FedFomo's gains.
+"""
 
 import math
 
@@ -10,6 +12,7 @@ from hpcfed.algorithms.decentralised.mixing import mix
 from hpcfed.algorithms.personal import fedala
 from hpcfed.algorithms.personal.fedala import FedALA
 from hpcfed.algorithms.personal.fedamp import FedAMP, cosine, square_distance
+from hpcfed.algorithms.personal.fedfomo import FedFomo, length, weights_of
 from hpcfed.core.params import Params
 
 
@@ -90,3 +93,35 @@ def test_distances_and_cosines_are_over_all_tensors():
     assert square_distance(a, b) == 1.0
     assert cosine(a, b) == pytest.approx(4 / (math.sqrt(5) * 2))
     assert cosine(a * 0, b) == 0.0
+
+
+@pytest.mark.parametrize(
+    "losses, lengths, want",
+    [
+        ((0.5, 1.2), (2.0, 1.0), (1.0, 0.0)),  # gains of 0.25 and of less than 0
+        ((0.5, 0.25), (2.0, 1.0), (0.25, 0.75)),
+        ((1.0, 2.0), (1.0, 1.0), (0.0, 0.0)),
+        ((1.0, 1.0), (0.0, 0.0), (0.0, 0.0)),  # the model itself
+    ],
+)
+def test_fedfomos_weights_are_lower_losses_by_distance(losses, lengths, want):
+    assert weights_of(1.0, losses, lengths) == pytest.approx(want)
+
+
+def test_the_norms_of_a_difference():
+    change = Params(u=torch.tensor([3.0]), v=torch.tensor([[-4.0, 0.0]]))
+    assert (length(change, "l2"), length(change, "l1")) == (5.0, 7.0)
+
+
+def test_fedfomo_takes_the_models_of_most_affinity_or_any():
+    fed = type("Seeded", (), {"seed": 3})
+    affinity = np.array([0.0, 9.0, 5.0, 7.0, 1.0])
+
+    def choices(epsilon: float, decay: float) -> set[tuple[int, ...]]:
+        """Of client 0 in 50 rounds, if the server has no model of client 1."""
+        method = FedFomo(models=2, epsilon=epsilon, epsilon_decay=decay)
+        return {tuple(method.choose(fed, affinity, [0, 2, 3, 4], 0, t)) for t in range(1, 50)}
+
+    assert choices(0.0, 0.05) == choices(0.5, 0.5) == {(2, 3)}
+    assert choices(1.0, 0.0) == {(2, 3), (2, 4), (3, 4)}
+    assert FedFomo(models=9).choose(fed, affinity, [0, 2, 4], 2, 0) == [0, 4]

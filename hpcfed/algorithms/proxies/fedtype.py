@@ -34,7 +34,6 @@ gradient, the adapted lam is thrown away, and KL is divided by the number of cla
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
@@ -230,11 +229,8 @@ class FedType(WithProxy):
 
     def split(self, fed: Federation, client: Client) -> tuple[Shard, Shard]:
         """Return the examples to train on and those to calibrate on, the same in all rounds."""
-        apart = round(self.calibration * client.n) if self.imitation else 0
-        if not apart or apart == client.n:
-            return client.train, client.train
-        order = rng.stream(fed.seed, "calibration", client.id).permutation(client.n)
-        return client.train.pick(np.sort(order[apart:])), client.train.pick(np.sort(order[:apart]))
+        share = self.calibration if self.imitation else 0.0
+        return client.train.divide(share, rng.stream(fed.seed, "calibration", client.id))
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         download = fed.down(client, self.offer(fed, client, state))
