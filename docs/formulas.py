@@ -33,7 +33,7 @@ SIGNS = {
     "then": r"\quad\mathrm{then}\quad",
 }
 WORDS = {  # terms, functions and fields of several letters, which are set upright
-    *("CE", "KL", "MSE", "CKA", "SSL", "GHN", "ERA", "Step"),
+    *("CE", "KL", "MSE", "CKA", "MMD", "SSL", "GHN", "ERA", "Step"),
     *("argmin", "argmax", "cos", "diag", "exp", "hinge", "log", "max", "mean", "min", "sharpen"),
     *("softmax", "tr", "trimmed", "dis", "imitation", "inter", "intra", "kl", "staleness"),
 }

@@ -233,6 +233,11 @@ ALGORITHMS = {
             "makhija2022,kornblith2019",
         ),
         ktpfl=("KTpFL", "personal mixtures of soft predictions", "zhang2021,jang2022"),
+        fedktl=(
+            "FedKTL",
+            "class means become latent vectors, and a generator makes images of classes from them",
+            "zhang2024fedktl,deng2019arcface",
+        ),
     ),
     **methods(
         "data_free",

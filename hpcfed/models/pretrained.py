@@ -28,26 +28,33 @@ def find_file(source: str) -> Path | None:
 
     Raises ConfigError if the file does not exist.
     """
-    if source == NONE:
-        return None
+    return None if source == NONE else existing(source, "models.weights", f"{NONE!r}")
+
+
+def existing(source: str, field: str, other: str = "") -> Path:
+    """Return the file that a field of the job names.
+
+    other: what the field takes beside files.  Raises ConfigError if the file does not exist.
+    """
     path = Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(
-            f"models.weights: {source}: there is no such file; give the path of a state dict, or "
-            f"'none'"
+            f"{field}: {source}: there is no such file; give the path of a state dict"
+            + (f", or {other}" if other else "")
         )
     return path
 
 
 @lru_cache(maxsize=1)
-def read(path: Path) -> Mapping[str, Tensor]:
+def read(path: Path, field: str = "models.weights") -> Mapping[str, Tensor]:
     """Return the tensors of a file by name.
 
+    field: that names the file in the job.
     Raises ConfigError if it cannot be read or holds anything else.
     """
     try:
         if path.suffix == ".safetensors":
-            library = import_extra("safetensors.torch", "models", f"models.weights = {path}")
+            library = import_extra("safetensors.torch", "models", f"{field} = {path}")
             tensors = library.load_file(path)
         else:
             tensors = torch.load(path, map_location="cpu", weights_only=True)
@@ -57,10 +64,10 @@ def read(path: Path) -> Mapping[str, Tensor]:
         # raised by torch for content that weights_only refuses
         if type(error).__name__ == "UnpicklingError":
             raise ConfigError(
-                f"models.weights: {path}: holds more than tensors, and hpcfed runs no code of a "
+                f"{field}: {path}: holds more than tensors, and hpcfed runs no code of a "
                 f"file; save model.state_dict() alone"
             ) from error
-        raise ConfigError(f"models.weights: {path}: cannot be read: {error}") from error
+        raise ConfigError(f"{field}: {path}: cannot be read: {error}") from error
     for inner in ("state_dict", "model"):
         if isinstance(tensors, dict) and isinstance(tensors.get(inner), dict):
             tensors = tensors[inner]
@@ -68,13 +75,12 @@ def read(path: Path) -> Mapping[str, Tensor]:
         isinstance(n, str) and isinstance(v, Tensor) for n, v in tensors.items()
     ):
         raise ConfigError(
-            f"models.weights: {path}: holds no state dict, tensors by name; save model.state_dict()"
+            f"{field}: {path}: holds no state dict, tensors by name; save model.state_dict()"
         )
     for n, v in tensors.items():
         if v.layout != torch.strided or v.is_quantized or v.is_meta:
             raise ConfigError(
-                f"models.weights: {path}: {n} is sparse, quantised or without values; save plain "
-                f"tensors"
+                f"{field}: {path}: {n} is sparse, quantised or without values; save plain tensors"
             )
     return tensors
 

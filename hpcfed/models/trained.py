@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hpcfed.core.encoder import Encoder
 from hpcfed.core.errors import CheckpointError, DataError
@@ -154,6 +155,23 @@ class Masked(Trained):
         return mask_logits(self.model.head(z), present, self.about.more["mask"])
 
 
+class Framed(Trained):
+    """A model whose normalised outputs turn to fixed directions, one of each class.
+
+    frame: [C, C], a column is a direction.
+    more: scale, the factor of the cosines.
+    """
+
+    def __init__(self, about: About):
+        super().__init__(about)
+        classes = len(about.classes)
+        self.register_buffer("frame", torch.empty(classes, classes))
+
+    def classify(self, z: Tensor) -> Tensor:
+        cosines = F.normalize(self.model.head(z)) @ cast(Tensor, self.frame)
+        return self.about.more["scale"] * cosines
+
+
 class WithExits(Trained):
     """A model with exits behind inner blocks; its scores are the mean of their logits."""
 
@@ -224,6 +242,7 @@ KINDS = {
     "logits": Trained,
     "masked": Masked,
     "exits": WithExits,
+    "framed": Framed,
     "prototypes": Nearest,
     "served": Served,
 }

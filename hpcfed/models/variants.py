@@ -86,6 +86,11 @@ VARIANTS = {
         "FedPAN's position encodings",
         options=(str, float, float),
     ),
+    "transfer": Change(
+        "hpcfed.algorithms.public_data.fedktl:add_transfer",
+        "FedKTL's layer to latent vectors",
+        options=(int,),
+    ),
     "predictor": Change(
         "hpcfed.algorithms.public_data.heterossfl:add_predictor", "a predictor beside body and head"
     ),

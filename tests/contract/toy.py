@@ -58,6 +58,7 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     ),
     "fedfomo": ("--algorithm.models", "1"),  # of several some are worse, and without effect
     "fedl2g": ("--algorithm.warmup", "0"),
+    "fedktl": ("--algorithm.latent", "8"),
     "fedclip": ("--local.weight_decay", "0"),
     "fedrare": ("--algorithm.inter_after", "1"),
     "mocha": ("--local.lr", "0.001"),  # the default: it has no learning rate

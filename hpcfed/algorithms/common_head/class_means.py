@@ -19,7 +19,14 @@ def class_means(fed: Federation, client: Client, relu: bool = False) -> Upload:
     relu: the mean is that of the representations after a ReLU.
     """
     z = represent(fed, client, client.train)
-    z = F.relu(z) if relu else z
+    return mean_by_class(fed, client, F.relu(z) if relu else z)
+
+
+def mean_by_class(fed: Federation, client: Client, z: torch.Tensor) -> Upload:
+    """Return the mean of each class that the client has, and the classes, as `class_means`.
+
+    z: a row for each training example, [n, d].
+    """
     sums, counts = class_sums(z, client.train.labels, fed.classes)
     present = counts > 0
     means = (sums[present] / counts[present, None]).float()

@@ -126,4 +126,8 @@ class Generator:
         noise = torch.randn(n, self.size, generator=g).to(self.device)
         if labels is not None:
             noise = torch.cat([noise, F.one_hot(labels, self.classes).to(noise.dtype)], 1)
+        return self.decode(weights, noise)
+
+    def decode(self, weights: Params, noise: Tensor) -> Tensor:
+        """Make the example of each row of noise values, as models take them, [n, *shape]."""
         return functional_call(self.module, dict(weights), (noise,))

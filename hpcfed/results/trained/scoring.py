@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hpcfed.algorithms.base import Method, State
 from hpcfed.algorithms.proxies import fedgkt
+from hpcfed.algorithms.public_data import fedktl
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.finetuning import plain_state
@@ -87,6 +88,13 @@ def by_exits(fed: Federation, client: Client, method: Any, state: State) -> Piec
     return alone(client)._replace(kind="exits")
 
 
+def by_frame(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
+    """Return a FedKTL client's model, and the frame that gives the class."""
+    parts, directions = alone(client), fedktl.frame(fed.seed, fed.classes)
+    tensors = {**parts.tensors, "frame": directions.clone()}
+    return parts._replace(tensors=tensors, kind="framed", more={"scale": method.scale})
+
+
 def by_prototypes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
     """Return a client's model and the global prototypes, of which the nearest gives the class."""
     parts, proto = alone(client), method.model(state)["proto"]
@@ -111,6 +119,7 @@ OWN: dict[str, Callable[..., Pieces]] = {
     "fedkemf": one_of_two,
     "heterofl": of_known_classes,
     "depthfl": by_exits,
+    "fedktl": by_frame,
     "fedproto": by_prototypes,
     "fedtgp": by_prototypes,
     "fedorgp": by_prototypes,
