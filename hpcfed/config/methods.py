@@ -330,6 +330,11 @@ ALGORITHMS = {
             "chen2022fedrod",
         ),
         apfl=("APFL", "a common model, mixed with a model of each client", "deng2020apfl"),
+        fedcp=(
+            "FedCP",
+            "a policy divides representations between a common and a personal head",
+            "zhang2023fedcp,gretton2012",
+        ),
         fedbn=("FedBN", "all but batch normalisation is common", "li2021fedbn"),
         fedala=(
             "FedALA",

@@ -38,3 +38,8 @@ class WithPersonal(Model):
 def in_common(name: str) -> bool:
     """Return whether the tensor of this name belongs to the common model."""
     return name.startswith(("body.", "head."))
+
+
+def in_personal(name: str) -> bool:
+    """Return whether the tensor of this name belongs to the client's own copy."""
+    return name.startswith("personal.")

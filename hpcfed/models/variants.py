@@ -122,5 +122,10 @@ VARIANTS = {
         "APFL's second model of each client",
         options=(float, str),
     ),
+    "policy": Change(
+        "hpcfed.algorithms.personal.fedcp:add_policy",
+        "FedCP's second head of each client, and its policy",
+        options=(float,),
+    ),
     "adapter": Change("hpcfed.models.clip:attend", "FedCLIP's adapter"),
 }

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from hpcfed.machine.devices import full, raised
 from hpcfed.models.scores import nearest  # noqa: F401, methods take it from here
 from hpcfed.training.recorded_step import Whole
+from hpcfed.training.similarity import squared_distances
 
 if TYPE_CHECKING:
     from hpcfed.models.model import Model
@@ -296,6 +297,27 @@ def moment_distance(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-5
     var, mu = torch.var_mean(x, dims, correction=0 if single else 1)
     deviations = (var + eps).sqrt() - (variance + eps).sqrt()
     return (mu - mean).square().sum() + deviations.square().sum()
+
+
+def mean_discrepancy(z: Tensor, target: Tensor, variances: Iterable[float]) -> Tensor:
+    """Return the squared maximum mean discrepancy of two batches, summed over RBF kernels.
+
+    E k(z, z') + E k(t, t') - 2 E k(z, t), over all pairs of rows, with k(p, q) = exp(-||p - q||^2 /
+    (2 variance)).
+    z, target: representations [n, d] and [m, d]; no gradient flows back through the target. It is
+    computed in float32 for any run.precision. Gretton et al., JMLR 2012, eq. 5.
+    """
+    z, target = raised(z), raised(target.detach())
+    with full(z.device):
+        within, of_target, across = (
+            torch.stack([torch.exp(-squares / (2 * s)).mean() for s in variances]).sum()
+            for squares in (
+                squared_distances(z, z),
+                squared_distances(target, target),
+                squared_distances(z, target),
+            )
+        )
+    return within + of_target - 2 * across
 
 
 def gaussian_divergence(m1: Tensor, s1: Tensor, m2: Tensor, s2: Tensor) -> Tensor:
