@@ -47,8 +47,8 @@ Begin with what differs between your clients.
 - **Their strength**, with one model: HeteroFL, FedRolex, FjORD, Federated Dropout.
 - **Their speed**: what has *no waiting* below; or FedProx and FedNova, which count unfinished work.
 - **Their data**, with one model: for a global model FedAvg first, then SCAFFOLD, FedDyn, MOON; for
-  personal ones FedRep, Ditto, Per-FedAvg, FedALA; in clusters IFCA, FeSEM, CFL; where nobody
-  knows the groups, FedAMP.
+  personal ones FedRep, Ditto, Per-FedAvg, FedALA, FedPAC; in clusters IFCA, FeSEM, CFL; where
+  nobody knows the groups, FedAMP.
 - **Their domains**, with the same classes (scanners, writers, cameras): FedBN, if the model has
   batch normalisation.
 - **How often they take part**: MIFA.

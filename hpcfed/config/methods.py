@@ -341,6 +341,11 @@ ALGORITHMS = {
             "clients learn how much of each weight they take from the global model",
             "zhang2023fedala",
         ),
+        fedpac=(
+            "FedPAC",
+            "a common body and prototypes; each client gets the mixture of heads that suits it",
+            "xu2023fedpac",
+        ),
         fedfomo=(
             "FedFomo",
             "clients mix those of several models that help on their validation examples",

@@ -2,12 +2,15 @@
 rounds in plain torch.
 """
 
+import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.personal import fedala, fedfomo
+from hpcfed.algorithms.personal import fedala, fedfomo, fedpac
+from hpcfed.algorithms.personal.fedrep import FedRep
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
+from hpcfed.models.model import in_head
 from tests.contract import toy
 from tests.contract.referee import TWO, Referee, batch_of, cross_entropy, mean
 from tests.contract.test_equalities import ONE, near, run
@@ -199,3 +202,92 @@ def test_fedfomos_clients_receive_few_models_and_send_a_weight_of_each():
     rows = [rounds.step()[0] for _ in range(2)]
     assert [row["clients/down"][4] for row in rows] == [size, 2 * size]
     assert [row["clients/up"][4] for row in rows] == [size, size + 8]
+
+
+def test_fedpac_that_gives_heads_back_without_its_term_is_fedrep(monkeypatch):
+    init = FedRep.init
+
+    def init_alike(self, fed):
+        fed.start_alike()
+        return init(self, fed)
+
+    def give_back(h: np.ndarray, v: np.ndarray, i: int) -> np.ndarray:
+        return np.eye(len(h))[i]
+
+    monkeypatch.setattr(FedRep, "init", init_alike)
+    monkeypatch.setattr(fedpac, "weights_of_heads", give_back)
+    flags = (*SMALL, "--local.lr", "0.02")
+    ours = run("fedpac", *flags, "--algorithm.lam", "0", "--algorithm.head_lr", "0.02")
+    theirs = run("fedrep", *flags, "--algorithm.head_epochs", "1")
+    assert toy.differences(ours.state["body"], theirs.state) == []
+    assert toy.differences(ours.weights, theirs.weights) == []
+    for column in ("train_loss", "accuracy", "loss", "examples"):
+        assert toy.differences(ours.column(column), theirs.column(column)) == [], column
+
+
+def test_two_rounds_of_fedpac_in_plain_torch():
+    head_lr = ("--algorithm.head_lr", "0.1", "--local.epochs", "2")
+    referee = Referee("fedpac", *ALL, *head_lr, "--algorithm.lam", "0.5")
+    w, C = referee.initial(), toy.CLASSES
+    heads = dict.fromkeys(range(6), w.pick(in_head))
+    data = {k: batch_of(referee.rounds, k) for k in range(6)}
+    counts = {k: torch.bincount(y, minlength=C).double() for k, (_, y) in data.items()}
+    q: torch.Tensor | None = None
+
+    def represent(model: Params, k: int) -> torch.Tensor:
+        return referee.with_weights(model).body(data[k][0]).detach().double()
+
+    def class_means(z: torch.Tensor, k: int) -> torch.Tensor:
+        member = torch.nn.functional.one_hot(data[k][1], C).double()
+        return member.T @ z / counts[k].clamp(min=1)[:, None]
+
+    for _ in range(2):
+        models, means, h, v = {}, {}, {}, {}
+        for k in range(6):
+            model = Params({**w, **heads[k]})
+            z = represent(model, k)
+            before = class_means(z, k)
+            h[k] = (counts[k] / len(z))[:, None] * before
+            v[k] = (z.square().sum(1).mean() - h[k].square().sum()) / len(z)
+            target = None if q is None else torch.where(q.isnan(), before, q).float()
+
+            def aligned(model, x, y, target=target):
+                apart = 0.0 if target is None else (model.body(x) - target[y]).square().mean()
+                return cross_entropy(model, x, y) + 0.5 * apart
+
+            model = referee.train(k, model, only=in_head, steps=1)
+            models[k] = referee.train(k, model, aligned, only=lambda name: not in_head(name))
+            means[k] = class_means(represent(models[k], k), k)
+        w = mean(models)
+        total = sum(counts.values())[:, None]
+        q = sum(counts[k][:, None] * means[k] for k in means) / total
+        for i in range(6):
+            apart = [(h[i] - h[j]).flatten() for j in range(6)]
+            P = torch.stack([torch.stack([a @ b for b in apart]) for a in apart])
+            weights = least_on_simplex(P + torch.diag(torch.stack([v[j] for j in range(6)])))
+            parts = [float(weights[j]) * models[j].pick(in_head) for j in range(6)]
+            heads[i] = sum(parts[1:], parts[0])
+    referee.run()
+    state = referee.rounds.state
+    assert near(state.body, w.pick(state.body.__contains__), 1e-5)
+    assert torch.allclose(state.proto.double(), q, rtol=0, atol=1e-5)
+    for k, client in referee.fed.clients.items():
+        assert near(client.params(), models[k], 1e-5)
+        assert near(Params(client.memory["mixture"]), heads[k], 1e-4)
+
+
+def least_on_simplex(P: torch.Tensor) -> torch.Tensor:
+    """The a >= 0 of sum 1 with the least a^T P a: the best of the optima on all faces."""
+    best, value = torch.zeros(len(P), dtype=P.dtype), float("inf")
+    for mask in range(1, 2 ** len(P)):
+        face = [j for j in range(len(P)) if mask >> j & 1]
+        ones = torch.ones(len(face), dtype=P.dtype)
+        b = torch.linalg.lstsq(P[face][:, face], ones, driver="gelsd").solution
+        a = b / b.sum()
+        if len(face) == 1:
+            a = ones
+        if a.min() >= 0 and a @ P[face][:, face] @ a < value:
+            value = float(a @ P[face][:, face] @ a)
+            best = torch.zeros(len(P), dtype=P.dtype).index_copy(0, torch.tensor(face), a)
+    best[best < 1e-3] = 0
+    return best / best.sum()

@@ -57,6 +57,7 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
         *("--algorithm.hidden", "8"),
     ),
     "fedfomo": ("--algorithm.models", "1"),  # of several some are worse, and without effect
+    "fedpac": ("--algorithm.head_lr", "0.005"),
     "fedl2g": ("--algorithm.warmup", "0"),
     "fedktl": ("--algorithm.latent", "8"),
     "fedclip": ("--local.weight_decay", "0"),

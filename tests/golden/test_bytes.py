@@ -47,6 +47,13 @@ BYTES = {  # claim: (method, flags), (values received, values sent) by client 4 
     "fedper: bodies": (("fedper",), (MLP - HEAD, MLP - HEAD)),
     "fedala: models": (("fedala",), (MLP, MLP)),
     "fedamp: mixtures, and models": (("fedamp",), (MLP, MLP)),
+    "fedpac: models and prototypes; also numbers of examples, and statistics": (
+        ("fedpac",),
+        (
+            MLP + toy.CLASSES * toy.D,
+            MLP + CLASSES_OF_4 * (toy.D + 1) + toy.CLASSES * toy.D + 1,
+        ),
+    ),
     "fedbabu: bodies": (("fedbabu",), (MLP - HEAD, MLP - HEAD)),
     "fedrod: models with one head": (("fedrod",), (MLP, MLP)),
     "apfl: models, and no mixture": (("apfl", "--algorithm.adapt", "steps"), (MLP, MLP)),

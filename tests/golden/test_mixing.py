@@ -1,5 +1,5 @@
 """Weights with which clients mix models, by hand: FedALA's of single values, FedAMP's attention,
-FedFomo's gains.
+FedFomo's gains, FedPAC's weights of heads.
 """
 
 import math
@@ -13,6 +13,7 @@ from hpcfed.algorithms.personal import fedala
 from hpcfed.algorithms.personal.fedala import FedALA
 from hpcfed.algorithms.personal.fedamp import FedAMP, cosine, square_distance
 from hpcfed.algorithms.personal.fedfomo import FedFomo, length, weights_of
+from hpcfed.algorithms.personal.fedpac import weights_of_heads
 from hpcfed.core.params import Params
 
 
@@ -125,3 +126,30 @@ def test_fedfomo_takes_the_models_of_most_affinity_or_any():
     assert choices(0.0, 0.05) == choices(0.5, 0.5) == {(2, 3)}
     assert choices(1.0, 0.0) == {(2, 3), (2, 4), (3, 4)}
     assert FedFomo(models=9).choose(fed, affinity, [0, 2, 4], 2, 0) == [0, 4]
+
+
+@pytest.mark.parametrize(
+    "h, v, want",
+    [
+        ([[0.0, 0.0], [1.0, 1.0]], [1.0, 1.0], [0.75, 0.25]),  # (v_2 + D) / (v_1 + v_2 + D), D = 2
+        ([[3.0, 1.0], [3.0, 1.0]], [1.0, 1.0], [0.5, 0.5]),  # D = 0
+        ([[3.0, 1.0]] * 3, [1.0, 2.0, 2.0], [0.5, 0.25, 0.25]),
+        ([[0.0], [1.0], [9.0]], [0.0, 1.0, 1.0], [1.0, 0.0, 0.0]),  # no variance of its own
+    ],
+)
+def test_fedpacs_weights_of_heads(h, v, want):
+    assert weights_of_heads(np.array(h), np.array(v), 0) == pytest.approx(np.array(want))
+
+
+def test_no_other_weights_of_heads_are_better():
+    g = np.random.default_rng(0)
+    h, v = g.normal(size=(9, 20)), g.uniform(1, 50, 9)
+
+    def value(a: np.ndarray, i: int) -> float:
+        return float((a**2 * v).sum() + ((h[i] - a @ h) ** 2).sum())
+
+    for i in range(9):
+        a = weights_of_heads(h, v, i)
+        assert a.min() >= 0 and a.sum() == pytest.approx(1) and (a > 0).sum() > 2
+        others = (0.99 * a + 0.01 * g.dirichlet(np.ones(9)) for _ in range(200))
+        assert value(a, i) < min(value(other, i) for other in others)
