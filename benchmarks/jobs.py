@@ -58,8 +58,10 @@ MEASURES = {  # what a row can be measured by: its column of a result file
     "common": "rounds/accuracy_common",
     "pr_auc": "rounds/pr_auc_pooled",
     "final": "final/accuracy",  # own models after the step that a method makes after its last round
-    "worst": "worst client: clients/accuracy_received",  # received, of the worst client
-    "final_worst": "worst client: final/accuracy",
+    # what clients would receive, of the worst client; and that after the step that follows the last
+    # round
+    "worst": "worst client: clients/accuracy_received",
+    "final_worst": "worst client: final/accuracy_received",
     "everywhere": "everywhere",  # own models on the whole test split, as a common model is
     "averaged": "averaged",  # the plain mean of the own models, on the whole test split
 }
