@@ -97,13 +97,16 @@ class FedPD(RoundBased):
         anchor = self.anchor(fed, client, state, t)
         if self.start == "anchor" or "dual" not in client.memory:
             client.load(anchor)
-        start = fed.initial(fed.trainable)
-        dual = Params(client.memory.get("dual", start * 0))
+        if "dual" in client.memory:
+            dual, sent = (Params(client.memory[name]) for name in ("dual", "sent"))
+        else:
+            sent = fed.initial(fed.trainable)
+            dual = sent * 0
         sgd(fed, client, t, partial(self.objective, client, anchor, dual))
         delta = client.params() - anchor
         dual = dual + (1 / self.eta) * delta.pick(fed.trainable)
         target = client.params(fed.trainable) + self.eta * dual
-        sends, sent = self.communicates(fed, t), Params(client.memory.get("sent", start))
+        sends = self.communicates(fed, t)
         buffers = client.params(lambda name: name not in dual)
         memory = client.memory
         memory |= {"dual": dual, "sent": target if sends else sent}

@@ -57,7 +57,8 @@ class FedSplit(RoundBased):
         download = fed.down(client, state)
         self.receive(client, download)
         common = download.pick(fed.trainable)
-        z = Params(client.memory.get("z", fed.initial(fed.trainable)))
+        started = "z" in client.memory
+        z = Params(client.memory["z"]) if started else fed.initial(fed.trainable)
         sgd(fed, client, t, partial(self.objective, client, 2 * common - z))
         change = 2 * (client.params(fed.trainable) - common)
         client.memory["z"] = z + change
