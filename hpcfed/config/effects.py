@@ -45,10 +45,8 @@ class Effects:
         self.job = job
         self.stated: dict[str, list[tuple[Scope, UsedIf]]] = {}
         for table, section in tables(job):
-            scope = Scope(type(section), type(job), f"{table}.")
-            for name, parts in conditions(type(section)).items():
-                entries = self.stated.setdefault(scope.path(name), [])
-                entries += [(scope, condition) for condition in parts]
+            for path, parts in conditions_of_table(table, type(section), type(job)).items():
+                self.stated.setdefault(path, []).extend(parts)
 
     def idle(self, path: str, within: frozenset[str] = frozenset()) -> Idle | None:
         """Return why a field has no effect, None if it has one.
@@ -96,13 +94,32 @@ class Effects:
         return value
 
 
+@cache
+def conditions_of_table(
+    table: str, section: type[BaseModel], job: type[BaseModel]
+) -> dict[str, list[tuple[Scope, UsedIf]]]:
+    """Return the conditions that a table of a job states, by the dotted name of the field."""
+    scope = Scope(section, job, f"{table}.")
+    by_path: dict[str, list[tuple[Scope, UsedIf]]] = {}
+    for name, parts in conditions(section).items():
+        if parts:
+            by_path.setdefault(scope.path(name), []).extend((scope, part) for part in parts)
+    return by_path
+
+
 def tables(part: BaseModel, prefix: str = "") -> Iterator[tuple[str, BaseModel]]:
     """Yield all tables of a job with their dotted names, each before those inside it."""
-    for name in type(part).model_fields:
+    for name in names_of_fields(type(part)):
         value = getattr(part, name)
         if isinstance(value, BaseModel):
             yield f"{prefix}{name}", value
             yield from tables(value, f"{prefix}{name}.")
+
+
+@cache
+def names_of_fields(section: type[BaseModel]) -> tuple[str, ...]:
+    """Return the names of a section's fields; pydantic looks them up anew each time."""
+    return tuple(section.model_fields)
 
 
 def refuse_idle_fields(job: Job) -> None:
@@ -155,22 +172,19 @@ def has_field(layer: Layer, name: str) -> bool:
 
 def defaults(job: Job) -> dict[str, Any]:
     """Return the defaults of the fields of the job's sections, by name."""
-    return {
-        f"{section}.{name}": value
-        for section, values in tables(job)
-        for name, value in section_defaults(type(values)).items()
-    } | {
-        name: to_jsonable_python(value)
-        for values in job.implied.values()
-        for name, value in values.items()
-    }
+    values: dict[str, Any] = {}
+    for table, section in tables(job):
+        values |= table_defaults(table, type(section))
+    for implied in job.implied.values():
+        values |= {name: to_jsonable_python(value) for name, value in implied.items()}
+    return values
 
 
 @cache
-def section_defaults(section: type[BaseModel]) -> dict[str, Any]:
-    """Return the defaults of the fields of a section that are no tables."""
+def table_defaults(table: str, section: type[BaseModel]) -> dict[str, Any]:
+    """Return the defaults of the fields of a table that are no tables, by dotted name."""
     return {
-        name: to_jsonable_python(field.get_default(call_default_factory=True))
+        f"{table}.{name}": to_jsonable_python(field.get_default(call_default_factory=True))
         for name, field in section.model_fields.items()
         if not field.is_required() and not is_part(field.annotation)
     }
