@@ -63,9 +63,9 @@ class ClientStore:
         self.seed, self.device, self.task = seed, device, task
         # labels of a client -> the task with the weights of its loss; None: all train on `task`
         self.weighted_task: Callable[[np.ndarray], Task] | None = None
-        self.new = lambda name, other=None: build(
-            name, other or shape, classes, d, relu_head, vocabulary, names
-        )
+        # what a model depends on beside its architecture
+        recipe = (shape, classes, d, relu_head, vocabulary, tuple(names))
+        self.recipe: tuple[Any, ...] = recipe
         self.finetuning = finetuning or Finetuning()
         self.bases: dict[tuple[str, tuple[int, ...] | None], dict[str, Tensor]] = {}  # frozen
         self.form, self.vocabulary = (shape, classes, d), vocabulary
@@ -94,6 +94,11 @@ class ClientStore:
         store.weighted = set()
         store.starts = {}
         return store
+
+    def new(self, architecture: str, shape: tuple[int, ...] | None = None) -> Model | Pair:
+        """Build a new model, with the weights of `hpcfed.models.build`."""
+        of_examples, *others = self.recipe
+        return build(architecture, shape or of_examples, *others)
 
     def build(self, architecture: str, shape: tuple[int, ...] | None = None) -> Model | Pair:
         """Build a new model, with the weights of `hpcfed.models.build` or those of models.weights.
@@ -164,11 +169,15 @@ class ClientStore:
         """Build a model on the CPU with client k's initial weights; the same on every rank."""
         if self.starts is not None and (architecture, shape) in self.starts:
             return self.starts[architecture, shape]
-        with rng.scoped(self.seed, "init", k):
-            start = Skeleton(self.build(architecture, shape))
+        start = self.start(architecture, k, shape)
         if self.starts is not None:
             self.starts[architecture, shape] = start
         return start
+
+    def start(self, architecture: str, k: int, shape: tuple[int, ...] | None = None) -> Skeleton:
+        """Build a model on the CPU whose weights are drawn from client k's stream."""
+        with rng.scoped(self.seed, "init", k):
+            return Skeleton(self.build(architecture, shape))
 
     def activate(self, client: Client) -> Skeleton:
         """Return the module of the client's architecture, with the client's weights in it."""

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from hpcfed.clients.store import ClientStore
 from hpcfed.data import files
 from hpcfed.data.partition_file import Partition
 from hpcfed.models import MODELS, Entry
+from hpcfed.models.finetuning import Finetuning
+from hpcfed.models.flat import Skeleton
 from tests.contract import toy
 
 FILES = ("data.npz", "public.npz", "partition.h5")
+STARTS: dict[tuple[Any, ...], Skeleton] = {}  # models with clients' initial weights
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,6 +37,29 @@ def files_in_memory() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "read", read_once(files.read))
         patch.setattr(Partition, "load", read_once(Partition.load))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def initial_weights_in_memory() -> Iterator[None]:
+    """The initial weights of a client are drawn once for all runs and methods.
+
+    They are only read. That they follow from the seed, the client and the architecture alone:
+    `tests/unit/test_client.py`.
+    """
+    start = ClientStore.start
+
+    def start_once(store: ClientStore, architecture: str, k: int, shape: Any = None) -> Skeleton:
+        users = ":" in architecture  # a name that may stand for other code in another test
+        if users or store.finetuning != Finetuning() or torch.cuda.is_available():
+            return start(store, architecture, k, shape)
+        key = store.seed, store.recipe, architecture, k, shape
+        if key not in STARTS:
+            STARTS[key] = start(store, architecture, k, shape)
+        return STARTS[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientStore, "start", start_once)
         yield
 
 

@@ -269,6 +269,16 @@ def as_fedavg(method: str) -> bool:
     return method != "fedavg" and all(getattr(ours, n, 0) is getattr(theirs, n, 0) for n in SAME)
 
 
+def measured_or(
+    usual: list[toy.Outcome], base: Job, fields: dict[str, Any]
+) -> Iterator[toy.Outcome]:
+    """What the job computes with other values; where they are refused, what it does usually."""
+    try:
+        yield from measured(with_values(base, fields))
+    except ConfigError:
+        yield from usual
+
+
 def idle(base: Job, parts: tuple[str, ...]) -> list[str]:
     """Options that are set and not refused, and change nothing. A run with another value goes on
     until a round differs.
@@ -280,10 +290,8 @@ def idle(base: Job, parts: tuple[str, ...]) -> list[str]:
         except ConfigError:
             continue
         beside = {name: value for name, value in fields.items() if name != path}
-        try:  # against the same job without this option alone
-            ground = list(measured(with_values(base, beside))) if beside else usual
-        except ConfigError:
-            ground = usual
+        # against the same job without this option alone
+        ground = measured_or(usual, base, beside) if beside else usual
         try:
             same = all(
                 not toy.differences(*rounds) for rounds in zip(ground, measured(job), strict=True)

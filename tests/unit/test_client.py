@@ -26,6 +26,24 @@ def clients() -> list[Client]:
     ]
 
 
+@pytest.mark.parametrize("architecture", ["mlp", "fedhenn-1", "cnn"])
+def test_initial_weights_follow_from_the_seed_the_client_and_the_architecture_alone(architecture):
+    """Not from the global generator, nor from what this rank has made before."""
+
+    def store(seed: int) -> ClientStore:
+        return ClientStore(seed, SHAPE, 4, 16, False, torch.device("cpu"))
+
+    first, later = store(0), store(0)
+    want = first.initial(architecture, 3).flat
+    torch.rand(5)
+    later.skeleton(architecture), later.initial(architecture, 1)
+    before = torch.random.get_rng_state()
+    assert torch.equal(later.initial(architecture, 3).flat, want)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    others = later.initial(architecture, 4), store(1).initial(architecture, 3)
+    assert not any(torch.equal(other.flat, want) for other in others)
+
+
 def test_a_batch_is_the_rows_that_are_asked_for(clients):
     x, y = clients[1].train.batch(np.array([2, 0]))
     assert x[:, 0, 0, 0].tolist() == [6 * 64, 4 * 64] and y.tolist() == [2, 0] and clients[1].n == 5
