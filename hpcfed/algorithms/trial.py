@@ -259,7 +259,7 @@ def perform(fed: Federation) -> tuple[list[Bytes], int]:
             for (down, up), tally in zip(most, tallies, strict=True)
         ]
         if fed.rule:
-            fed.rule.close(fed)
+            fed.rule.close(fed, uploads, [fed.rule.report()])
     if fed.job.privacy.by == "examples":
         check_finish(fed, state, t)
     if fed.rule and fed.rule.empty_cohorts:
@@ -360,7 +360,9 @@ def trial(fed: Federation, ids: list[int], encoded: bool = True) -> Federation:
         placement=[0] * len(ids),
         speeds=[1.0],
         profiles=fed.participants.profiles,
-        data=replace(fed.data, public=on_host(fed.public), test=on_host(fed.data.test)),
+        data=replace(
+            fed.data, public=on_host(fed.public), make_test=lambda: on_host(fed.data.test)
+        ),
         pool=lambda: pooled(fed, len(ids), store),
         modalities=lambda: [fed.modalities[k] for k in ids],
     )

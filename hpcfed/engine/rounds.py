@@ -358,12 +358,7 @@ class Rounds:
             values |= self.algorithm.columns(fed, state)
         columns = {f"rounds/{name}": value for name, value in values.items()}
         fed.exchange.wait("record", over=True)
-        if fed.rule:
-            fed.rule.close(fed)
-            columns |= fed.rule.columns()
-        if fed.account:
-            uploads = max(fed.replay.uploads.values(), default=0)
-            columns["rounds/epsilon"] = fed.account.close(fed.comm, cohort, uploads)
+        columns |= self._close_transforms(cohort)
         failures = fed.replay.left
         fed.replay.clear()
         fed.store.past.clear()
@@ -387,6 +382,21 @@ class Rounds:
         row |= record.of_ranks | {"rounds/seconds": perf_counter() - start}
         self.early_stop.note(self.t, row)
         return row | columns, record.flags
+
+    def _close_transforms(self, cohort: list[int]) -> Row:
+        """Let rule and account learn from the round; collective.  Returns their columns."""
+        fed, columns = self.fed, dict[str, Any]()
+        if not (fed.rule or fed.account):
+            return columns
+        mine = max(fed.replay.uploads.values(), default=0), fed.rule.report() if fed.rule else 0.0
+        by_rank = fed.comm.gather({fed.comm.rank: mine})
+        uploads, reports = zip(*by_rank.values(), strict=True)
+        if fed.rule:
+            fed.rule.close(fed, max(uploads), reports)
+            columns |= fed.rule.columns()
+        if fed.account:
+            columns["rounds/epsilon"] = fed.account.close(fed.comm, cohort, max(uploads))
+        return columns
 
     def _undo(self, state: State, time: Row, stale: np.ndarray) -> None:
         """Restore this rank's state from before the round, except for the replay log."""

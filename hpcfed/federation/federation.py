@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,7 +49,7 @@ class SharedData:
     """Data of a rank in addition to its clients' own.
 
     public: examples that no client holds; may be empty.
-    test: this rank's part of the full test split.
+    make_test: makes `test`; when it is needed, since images that differ by client take memory.
     mean, std: of each channel of the training images.
     test_sizes: [K], examples in the test part of each client.
     metrics: names of the measures that evaluation computes, the main one first.
@@ -59,7 +59,7 @@ class SharedData:
     """
 
     public: Shard
-    test: Shard
+    make_test: Callable[[], Shard]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     test_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -67,6 +67,11 @@ class SharedData:
     groups: np.ndarray | None = None
     group_names: tuple[str, ...] = ()
     unseen: Shard | None = None
+
+    @cached_property
+    def test(self) -> Shard:
+        """This rank's part of the full test split."""
+        return self.make_test()
 
 
 @dataclass
@@ -92,7 +97,7 @@ class Federation:
     - the clients: `architectures`, `modalities`, `sizes`, `largest`, `label_counts`; the examples
       that no client holds, `public`;
     - models to start from: `initial`, `shapes`, `trainable`, `module`, `start_alike`;
-    - a round: `t`, `sample`, `cohort_size`, `draw_public`;
+    - a round: `t`, `sample`, `cohort_size`, `share`, `draw_public`;
     - the clients' work: `run`, `stream`, `mine`, `clients`, `work`, `prepare`, `pooled`;
     - what clients receive: `down`; what they send is the `Upload` that their turn returns;
     - what the server makes of it, and moves between ranks: `mean`, `gather`, `each`, `at_root`,
@@ -298,6 +303,14 @@ class Federation:
     def cohort_size(self) -> int:
         """Number of clients in a cohort: max(1, ceil(participation K))."""
         return self.job.cohort_size
+
+    def share(self, cohort: Collection[int]) -> float:
+        """Return a cohort's share of the clients, for steps of the server.
+
+        If privacy hides who takes part, it is the expected share, by which sums are divided too.
+        """
+        expected = self.rule.share_of_cohorts(self) if self.rule else None
+        return len(cohort) / self.K if expected is None else expected
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
         """Draw the cohort of round t without replacement, in id order; the same on all ranks.

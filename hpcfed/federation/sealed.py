@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcfed.comm import codec
@@ -55,8 +55,19 @@ class MeanRule:
         """
         return upload
 
-    def close(self, fed: Federation) -> None:
-        """Learn from the round, before the next one; collective."""
+    def report(self) -> float:
+        """Return the number of this rank from which the rule learns at the end of a round."""
+        return 0.0
+
+    def close(self, fed: Federation, uploads: int, reports: Collection[float]) -> None:
+        """Learn from the round, before the next one.
+
+        uploads: most of one client in the round.  reports: of all ranks.
+        """
+
+    def share_of_cohorts(self, fed: Federation) -> float | None:
+        """Return the expected share of the clients in a cohort, if nobody may know the real one."""
+        return None
 
     def columns(self) -> dict[str, float]:
         """Return columns of the record of a round, by name."""

@@ -74,3 +74,19 @@ def test_codecs_that_lose_nothing_change_nothing(method: str):
         return
     full = toy.run(Serial(), job(method, *SMALL, *FULL), rounds=2)
     assert toy.differences(computed(full), computed(plain(method).outcomes[-1])) == []
+
+
+def test_what_is_lost_waits_while_a_client_is_lost():
+    """A client that is lost does no turn: its model, and what its last upload lost, stay."""
+    flags = (*SMALL, "--compression.by", "top-k", "--system.dropout", "0.5", "--participation", "1")
+    rounds, lost = toy.start(Serial(), toy.job("fedavg", *flags, "--rounds", "4")), 0
+    before = {}
+    while not rounds.over:
+        row, _ = rounds.step()
+        after = {k: client.memory.get("compression") for k, client in rounds.fed.clients.items()}
+        for k in range(6):
+            waits = toy.differences(before.get(k), after[k]) == []
+            assert waits == bool(row["clients/lost"][k])
+            lost += waits
+        before = after
+    assert lost

@@ -19,6 +19,7 @@ from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
 from hpcfed.main import main
 from hpcfed.report.cite import citation_keys
 from hpcfed.report.figures import learning
+from hpcfed.report.page import tables
 from hpcfed.results.state import state
 from hpcfed.results.summary import brief, facts
 from hpcfed.storage.record import load
@@ -320,7 +321,10 @@ def test_a_run_that_has_spent_its_budget_is_finished_and_continues_with_a_larger
         if "seconds" not in name and not name.startswith("ranks/"):
             np.testing.assert_array_equal(load(out).columns[name], column)
 
-    (curve,) = [one for _, one in learning.numbers([hpcfed.load(out)])]
+    private = hpcfed.load(out)
+    assert tables.run(private)["epsilon"] == facts(load(out))["privacy"]["epsilon"]
+    assert tables.run_heads([private], "accuracy")["epsilon"] == ("epsilon", "number")
+    (curve,) = [one for _, one in learning.numbers([private])]
     assert curve.epsilon[-1] == load(out).columns["rounds/epsilon"][-1]
     assert learning.epsilon([hpcfed.load(out)]).axes[0].get_xlabel() == "epsilon so far"
     assert {"mcmahan2018dp"} <= set(citation_keys(record))
@@ -338,3 +342,15 @@ def test_no_noise_is_said_to_hide_nothing(tmp_path: Path, capsys):
     assert main([*job, "--out", str(tmp_path / "run")]) == 0
     assert "no noise (privacy.noise, privacy.epsilon): nothing is hidden" in capsys.readouterr().out
     assert "privacy" not in facts(load(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn", "mifa"])
+def test_the_servers_step_counts_the_expected_cohort_not_who_took_part(method: str):
+    rounds = toy.start(Serial(), toy.job(method, *MLP, *CENTRAL))
+    rounds.begin(0)
+    state, ones = rounds.state, rounds.state.x.map(torch.ones_like)
+    mean = {"x": ones, "c": state.c.map(torch.ones_like)} if method == "scaffold" else ones
+    steps = [rounds.algorithm.server(rounds.fed, state, mean, ks) for ks in ([1], [0, 1, 2, 4])]
+    assert toy.differences(*steps) == []
+    assert rounds.fed.share([1]) == 0.5
+    assert toy.start(Serial(), toy.job(method, *MLP)).fed.share([1]) == 1 / 6

@@ -165,9 +165,11 @@ def test_a_line_of_the_runs_table():
         "total": 60,
         "seconds": 8.0,
         "virtual": None,
+        "epsilon": None,
     }
     assert (row["accuracy"], row["std"]) == (pytest.approx(0.7), pytest.approx(0.2))
-    assert list(row) == list(tables.RUNS)
+    assert list(row) == [*tables.RUNS, *tables.EPSILON]
+    assert "epsilon" not in tables.run_heads([shown("a", record())], "accuracy")
 
 
 def test_the_clients_table():

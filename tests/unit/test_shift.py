@@ -11,6 +11,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.data.shift import Change, of_client
 from hpcfed.engine.decide import world
 from hpcfed.engine.setup import federation
+from hpcfed.engine.world import World
 from hpcfed.results.trained.sources import CPU, Sources
 from hpcfed.storage import names
 from tests.contract import toy
@@ -153,6 +154,17 @@ def test_the_common_test_split_has_the_tests_of_all_clients_as_they_have_them():
     assert (together == np.concatenate([images(test) for test in tests])).all()
     labels = np.concatenate([part.labels for part in parts])[order]
     assert (labels == np.concatenate([test.labels for test in tests])).all()
+
+
+def test_the_common_test_split_is_made_only_if_it_is_scored(monkeypatch: pytest.MonkeyPatch):
+    made = []
+    make = World.common_test
+    monkeypatch.setattr(World, "common_test", lambda *parts: made.append(1) or make(*parts))
+    job = toy.job("fedavg", *MLP, "--data.shift.rotation_groups", "4", "--rounds", "2")
+    toy.run(Serial(), job)
+    assert not made
+    toy.run(Serial(), toy.job("fedavg", *MLP, "--evaluate.common", "--rounds", "2"))
+    assert made == [1]
 
 
 def test_each_group_has_every_image_once_if_images_are_reused():

@@ -163,7 +163,8 @@ class ARUBA(RoundBased):
         x, moves, squares = mean["model"], mean["moves"], mean["squares"]
         layout, lr = fed.store.layout(fed.architectures[0]), fed.job.local.lr
         weights = layout.n_params if self.scope == "all" else 1
-        return self.follow(state, x, moves, squares, len(cohort), lr, weights)
+        clients = round(fed.share(cohort) * fed.K)
+        return self.follow(state, x, moves, squares, clients, lr, weights)
 
     def follow(
         self,

@@ -110,4 +110,4 @@ class Scaffold(RoundBased):
 
     def server(self, fed: Federation, state: State, mean: Any, cohort: list[int]) -> State:
         dx = Params({n: self.eta_g * v if n in state.c else v for n, v in mean["x"].items()})
-        return State(state.x + dx, state.c + (len(cohort) / fed.K) * mean["c"])
+        return State(state.x + dx, state.c + fed.share(cohort) * mean["c"])

@@ -102,7 +102,7 @@ def constants(
         "y": axes,
         "metrics": [metric, *others],
         "heads": {
-            "runs": tables.heads(tables.RUNS, metric),
+            "runs": tables.run_heads(runs, metric),
             "clients": tables.client_heads(runs, metric, others),
         },
         "charts": charts.charts(tuple(axes)),

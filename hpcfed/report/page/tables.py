@@ -37,6 +37,7 @@ RUNS = {  # columns of the runs' table: name -> head, how it is shown
     "seconds": ("time", "seconds"),
     "virtual": ("virtual", "seconds"),
 }
+EPSILON = {"epsilon": ("epsilon", "number")}  # one more, if a run has an account of privacy
 NAME = {"name": ("name", "text")}  # a column of the clients' table, if clients have names
 CLIENTS = {  # its other columns
     "client": ("client", "count"),
@@ -87,6 +88,12 @@ def further_metrics(runs: Sequence[Run]) -> list[str]:
     return [name for name in names if name not in {run.main_metric for run in runs}]
 
 
+def run_heads(runs: Sequence[Run], metric: str) -> dict[str, tuple[str, str]]:
+    """Return the columns of the runs' table."""
+    private = any(one.record.header.get("privacy") for one in runs)
+    return heads(RUNS | (EPSILON if private else {}), metric)
+
+
 def client_heads(
     runs: Sequence[Run], metric: str, others: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
@@ -124,6 +131,7 @@ def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
         "total": traffic["down_total"] + traffic["up_total"],
         "seconds": time["seconds"],
         "virtual": time["virtual_seconds"],
+        "epsilon": summary.get("privacy", {}).get("epsilon"),
     }
 
 

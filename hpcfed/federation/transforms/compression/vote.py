@@ -21,6 +21,7 @@ training, which is the same if it is one step of plain SGD.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -167,7 +168,7 @@ class MajorityVote(MeanRule):
     def begin(self) -> None:
         self.courses, self._call = dict(self._closed), 0
 
-    def close(self, fed: Federation) -> None:
+    def close(self, fed: Federation, uploads: int, reports: Collection[float]) -> None:
         self._closed = self.courses
 
     def fresh(self) -> MajorityVote:

@@ -96,12 +96,12 @@ class Account:
     def close(self, comm: Comm, cohort: Collection[int], each: int) -> float:
         """Note the releases of a round, and return epsilon so far; collective.
 
-        cohort: the clients that were to send.  each: most uploads of one of this rank's clients.
+        cohort: the clients that were to send.  each: most uploads of one client.
         Raises ConfigError, on all ranks, if a round has cost more than was expected, and more than
         the budget allows.
         """
         # who takes part is secret, so a round in which nobody did costs as much as another
-        each = max(comm.gather({comm.rank: each}).values()) or self.each
+        each = each or self.each
         self.each = max(self.each, each)
         self.note(comm, cohort, each)
         costs = [self.cost(0), self.cost(self.each)] if comm.rank == 0 else []

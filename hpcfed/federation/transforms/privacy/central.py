@@ -14,7 +14,7 @@ noisy sums, and its old value stays where the noisy weight is below the noise's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -256,17 +256,21 @@ class CentralMean(BoundedMean):
             return self.privacy.bit_noise if z else 0.0
         return max(probability(fed.job) * fed.K / 20, z) if z else 0.0
 
-    def close(self, fed: Federation) -> None:
-        """Adapt the bound to the round; collective."""
+    def report(self) -> float:
+        return self.bits
+
+    def share_of_cohorts(self, fed: Federation) -> float:
+        return probability(fed.job)
+
+    def close(self, fed: Federation, uploads: int, reports: Collection[float]) -> None:
+        """Adapt the bound to the round."""
         if not self.adaptive:
             return
-        mine = self.bits, max(fed.replay.uploads.values(), default=0)
-        sums, uploads = zip(*fed.comm.gather({fed.comm.rank: mine}).values(), strict=True)
-        bits = math.fsum(sums)
+        bits = math.fsum(reports)
         bits += (
             self.bit_noise(fed) * rng.stream(fed.seed, "privacy", "bit", fed.t).standard_normal()
         )
-        m, p = probability(fed.job) * fed.K * max(1, *uploads), self.privacy
+        m, p = probability(fed.job) * fed.K * max(1, uploads), self.privacy
         self.clip = adaptive.adapted(self.clip, bits, m, p.clip_rate, p.quantile)
 
     def columns(self) -> dict[str, float]:

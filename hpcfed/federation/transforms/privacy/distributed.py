@@ -181,10 +181,12 @@ class DistributedMean(CentralMean):
 
     lengths: padded length of each part of an upload, as the trial had them.
     wraps: values of this round's sums that left the ring.
+    sent: number of uploads in the last round, of all ranks.
     """
 
     def __init__(self, privacy: Privacy, poisson: bool) -> None:
         self.lengths: dict[str, int] = {}
+        self.sent = 0
         super().__init__(privacy, poisson)
 
     def begin(self) -> None:
@@ -206,6 +208,12 @@ class DistributedMean(CentralMean):
     def signs(self, fed: Federation, D: int) -> np.ndarray:
         """Return the signs of this round's rotation, the same for all clients, [D]."""
         return draw_signs(rng.stream(fed.seed, "privacy", "signs", fed.t), D)
+
+    def report(self) -> float:
+        return float(self.uploads)
+
+    def close(self, fed: Federation, uploads: int, reports: Collection[float]) -> None:
+        self.sent = int(sum(reports))
 
     def learn(self, trial: MeanRule) -> None:
         super().learn(trial)
@@ -332,8 +340,7 @@ class DistributedAccount(Account):
         )
 
     def note(self, comm: Comm, cohort: Collection[int], each: int) -> None:
-        uploads = sum(comm.gather({comm.rank: self.rule.uploads}).values())
-        reports = uploads // max(1, each)
+        reports = self.rule.sent // max(1, each)
         self.sums[min(max(1, reports), fewest(self.job))] += each
 
     def cost(self, more: int) -> float:
