@@ -276,7 +276,6 @@ class FedGen(RoundBased):
         total = counts.sum(0)
         labels = torch.where(total > 0, total, state.labels)
         classes = (total > 1).nonzero()[:, 0]
-        steps = min(self.server_steps, 1) if fed.trial else self.server_steps
         if not len(classes):
             return state.generator, state.moments, state.steps, labels
         new = state.generator.clone()
@@ -290,7 +289,7 @@ class FedGen(RoundBased):
                 "exp_avg_sq": state.moments[f"v/{name}"].clone(),
             }
         g = rng.torch_stream(fed.seed, "generated", fed.t)
-        for _ in range(steps):
+        for _ in range(self.server_steps):
             places = torch.randint(len(classes), (self.server_batch,), generator=g)
             y = classes[places.to(classes.device)]
             z, eps = self.make(new, y, g, training=True)
@@ -305,7 +304,8 @@ class FedGen(RoundBased):
             for name, leaf in leaves.items()
         }
         check_finite(fed, "generator", new.clone(), "algorithm.server_lr")
-        done = state.steps + max(steps, 1)  # without steps the first generator is used as it is
+        # without steps the first generator is used as it is
+        done = state.steps + max(self.server_steps, 1)
         return new.clone(), Params(moments), done, labels
 
     def generator_loss(
