@@ -46,12 +46,14 @@ Begin with what differs between your clients.
   examples. With public data there are FedMD, DS-FL, KT-pFL, FedHeNN and FedDF.
 - **Their strength**, with one model: HeteroFL, FedRolex, FjORD, Federated Dropout.
 - **Their speed**: what has *no waiting* below; or FedProx and FedNova, which count unfinished work.
+  With any method in rounds, `selection.by = "oort"` draws slow clients less often.
 - **Their data**, with one model: for a global model FedAvg first, then SCAFFOLD, FedDyn, MOON; for
   personal ones FedRep, Ditto, Per-FedAvg, FedALA, FedPAC; in clusters IFCA, FeSEM, CFL; where
   nobody knows the groups, FedAMP.
 - **Their domains**, with the same classes (scanners, writers, cameras): FedBN, if the model has
   batch normalisation.
 - **How often they take part**: MIFA.
+- **How the worst of them fares**: q-FedAvg, and with few clients AFL.
 - **Their modalities**: Harmony; and any method of one architecture, with a fusion model
   (`models.mix = ["concat"]`) whose encoders of missing modalities are not used.
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcfed.algorithms import ALGORITHMS, load
@@ -44,6 +45,19 @@ def test_a_loss_that_is_reported_counts_as_four_bytes(by: str):
     want = (fed.initial().nbytes + 4) * outcome.column("cohort")
     assert (outcome.column("up") == want).all()
     assert fed.participants.announced(0)[1] == fed.initial().nbytes + 4
+
+
+def test_oort_learns_how_long_the_clients_of_a_round_took():
+    devices = ("--system.distribution", "lognormal", "--system.spread", "1")
+    rounds = toy.start(Serial(), toy.job("fedavg", *MLP, "--selection.by", "oort", *devices))
+    row, _ = rounds.step()
+    oort, cohort = rounds.fed.choice.oort, row["clients/cohort"].astype(bool)
+    assert (
+        oort and np.isnan(oort.seconds[~cohort]).all() and np.isnan(oort.utilities[~cohort]).all()
+    )
+    assert oort.seconds[cohort].max() == row["rounds/virtual_seconds"]
+    assert oort.seconds[cohort].min() < oort.seconds[cohort].max()
+    assert (oort.utilities[cohort] >= row["clients/train_loss"][cohort]).all()
 
 
 def test_fedprox_by_size_is_the_choice_by_size():

@@ -244,7 +244,7 @@ def test_a_run_with_calculated_noise_depends_on_its_rounds_and_its_epsilon():
     [
         ("fedavg", ("--privacy.by", "central", *NOISE), "set privacy.clip"),
         ("fedavg", (*CENTRAL, "--selection.by", "size", *UNIFORM), "by their data"),
-        ("fedavg", (*CENTRAL, "--selection.by", "e3cs"), "by their data"),
+        ("fedavg", (*CENTRAL, "--selection.by", "oort"), "by their data"),
         ("fedavg", (*CENTRAL, "--algorithm.weighting", "samples"), "or privacy.cap"),
         ("fedavg", (*LOCAL, "--algorithm.weighting", "samples"), "without limit"),
         ("fedavg", (*CENTRAL, "--selection.by", "uniform"), "no client more or less"),
