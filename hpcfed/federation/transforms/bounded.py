@@ -139,12 +139,22 @@ def complete(fed: Federation, upload: Upload) -> Upload:
     weight 0. A trial learns how large the tensors are (`Federation.shapes_of_means`).
     Raises ConfigError for pieces other than rows, such as those of sub-models.
     """
-    parts = {
-        name: Mean(tuple(fill(fed, term) for term in mean.terms))
-        for name, mean in means_of(upload).items()
-        if any(term.at for term in mean.terms)
-    }
+    parts = {}
+    for name, mean in means_of(upload).items():
+        pieces = {tensor for term in mean.terms for tensor, axes in term.at.items() if len(axes)}
+        if pieces & set(upload.relative_to.get(name) or ()):  # of a model that the client received
+            raise sends_pieces(fed)
+        if pieces:
+            parts[name] = Mean(tuple(fill(fed, term) for term in mean.terms))
     return upload.changed(parts) if parts else upload
+
+
+def sends_pieces(fed: Federation) -> ConfigError:
+    """Return the error for a method whose clients have sub-models."""
+    return ConfigError(
+        f"{fed.job.algorithm.name}: its clients send pieces of larger tensors, and which they are "
+        f"tells about the client; take a method whose clients send complete tensors, such as fedavg"
+    )
 
 
 def fill(fed: Federation, term: Term) -> Term:
@@ -157,11 +167,7 @@ def fill(fed: Federation, term: Term) -> Term:
         values[name], weights[name] = value, weight.expand(rows).clone()
         axes, shape = term.at.get(name, ()), fed.shapes_of_means.get(name)
         if len(axes) > 1 or (shape is None and not fed.trial):
-            raise ConfigError(
-                f"{fed.job.algorithm.name}: its clients send pieces of larger tensors, and which "
-                f"they are tells about the client; take a method whose clients send complete "
-                f"tensors, such as fedavg"
-            )
+            raise sends_pieces(fed)
         if len(axes):
             at[name] = axes
         if shape is not None and len(axes):
