@@ -161,6 +161,10 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         "FedNTD": {"beta": "-bt", "tau": "-tau"},
         "FedGH": {"server_lr": "-slr", "server_epochs": 1, "server_batch": "-lbs"},
         "FedLC": {"tau": "-tau"},
+        "FedALA": {"eta": "-et"},
+        "FedAMP": {"lam": "-lam", "alpha": "-alk", "sigma": "-sg"},
+        "FedFomo": {"models": "-M", "epsilon": 0.0},
+        "FedPAC": {"lam": "-lam", "head_lr": "-lr"},
     },
     "htfllib": {
         **{name: {} for name in ("Local", "LG-FedAvg")},
@@ -195,8 +199,8 @@ NO_METHOD, NO_DATA, NO_MODEL = "no such method", "no such data set", "no such mo
 OTHER_METHODS = {  # of the libraries, and what hpcfed has for them
     "pfllib": dict.fromkeys(
         (
-            *("FedMTL", "FedFomo", "FedAMP", "APFL", "FedPHP", "FedROD", "APPLE", "FedALA"),
-            *("FedPAC", "FedGC", "FedPCL", "FedCP", "GPFL", "FedDBE", "FedCAC", "PFL-DA", "FedAS"),
+            *("FedMTL", "APFL", "FedPHP", "FedROD", "APPLE"),
+            *("FedGC", "FedPCL", "FedCP", "GPFL", "FedDBE", "FedCAC", "PFL-DA", "FedAS"),
             "FedCross",
         ),
         NO_METHOD,
@@ -212,6 +216,9 @@ OF_METHODS = {  # in what hpcfed's method differs from the library's
     "FedLC": "the library counts classes over all clients; hpcfed, as the paper, over the client's",
     "FD": "the library's distance is the cross-entropy with mean logits; hpcfed's the paper's KL",
     "FedKD": "the common model has the rate local.lr too (-mlr)",
+    "FedALA": "-s is algorithm.share, in percent; two of -p, which counts tensors, are a layer",
+    "FedAMP": "the library's penalty has no gradient, so that its clients train alone",
+    "FedPAC": "the library's prototypes are means of equal weights; hpcfed's count examples",
     "FedGen": "clients' loss has the paper's two terms, which are weighted and decay",
 }
 

@@ -43,6 +43,7 @@ from hpcfed import (
     rng,
 )
 from hpcfed.config.conditions import above, field
+from hpcfed.training import examples
 
 WINDOW = 10  # passes whose losses have settled if they hardly differ
 
@@ -88,6 +89,8 @@ class FedALA(RoundBased):
 
     def learn_weights(self, fed: Federation, client: Client, w: Params, t: int) -> None:
         """Learn the weights, which are in the client's memory; its model stays as it is."""
+        if examples.protects(fed, client, client.train):
+            examples.refuse(fed, "its clients learn until their loss settles, which no noise hides")
         v = client.params(last_layers(fed.shapes(fed.trainable), self.layers).__contains__)
         if all(torch.equal(v[name], w[name]) for name in v):
             return
