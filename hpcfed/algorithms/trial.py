@@ -367,7 +367,8 @@ def trial(fed: Federation, ids: list[int], encoded: bool = True) -> Federation:
         modalities=lambda: [fed.modalities[k] for k in ids],
     )
     federation.trial = Trial(fed.job.local)
-    federation.transforms = fed.transforms if encoded else []
+    if encoded:
+        federation.transforms = [transform.of_trial() for transform in fed.transforms]
     if fed.rule and encoded:
         federation.rule = fed.rule.fresh()
         if fed.rule.hides_counts:

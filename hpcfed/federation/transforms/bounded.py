@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -299,6 +300,11 @@ class BoundedMean(MeanRule):
             declared = DeclaredRows(rows, clients, fed.K, self.bounds(quotients))
             self.sum(fed, declared, shapes, factors, quotients)
         return quotients.mean()
+
+    def fresh(self) -> BoundedMean:
+        rule = copy(self)
+        rule.secure = self.secure and self.secure.of_trial()
+        return rule
 
     def bounds(self, quotients: Quotients) -> np.ndarray:
         """Return bounds of the values of a row's arrays."""

@@ -73,6 +73,9 @@ class Compression(Transform):
         self.up, self.down, self.feedback = up, down, feedback
         self.keeps_state = bool(down or feedback != "none" or (up and up.has_memory))
 
+    def of_trial(self) -> Announced:
+        return Announced(self.up, self.down, self.feedback)
+
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
         if self.up is None:
             return upload
@@ -82,9 +85,6 @@ class Compression(Transform):
             if not values:
                 continue
             rest = nbytes(part) - sum(value.tensor.nbytes for value in values)
-            if fed.trial:
-                sizes[name] = rest + self.up.most_bytes([v.tensor.shape for v in values])
-                continue
             number = 0 if in_virtual_time(fed) else turn_of(fed, client)
             key = f"{number} {name}"
             received, length = self._encoded(fed, client, key, values, upload.lasting)
@@ -136,9 +136,6 @@ class Compression(Transform):
         if self.down is None or not values:
             return value, None
         rest = nbytes(value) - sum(v.tensor.nbytes for v in values)
-        if fed.trial:  # of a client that has received such a value before
-            size = self.down.most_bytes([v.tensor.shape for v in values])
-            return value, rest + size + bytes_of_bits(len(values))
         key = str(self._number_of_download(fed, client))
         state = State(client, "down", key)
         repeated, starts, targets = [], [], []
@@ -198,6 +195,31 @@ class Compression(Transform):
         number = state["downloads"] if state.get("now") == now else 0
         client.memory[STATE] = state | {"now": now, "downloads": number + 1}
         return number
+
+
+class Announced(Compression):
+    """Compression in a trial: values travel as they are, with the most bytes of their messages."""
+
+    def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
+        sizes = {}
+        for name, part in upload.parts.items() if self.up else ():
+            values = list(values_of(part, upload.relative_to.get(name)))
+            if values:
+                sizes[name] = self._most_bytes(self.up, part, values)
+        return upload.changed({}, sizes=sizes)
+
+    def download(self, fed: Federation, client: Client, value: T) -> tuple[T, int | None]:
+        """Return a value, and the bytes for a client that has received such a one before."""
+        values = list(values_of(value)) if self.down else []
+        if not values:
+            return value, None
+        return value, self._most_bytes(self.down, value, values) + bytes_of_bits(len(values))
+
+    def _most_bytes(self, codec: Codec | None, part: Any, values: list[Value]) -> int:
+        """Return the most bytes of a part, some values of which are encoded."""
+        assert codec
+        rest = nbytes(part) - sum(value.tensor.nbytes for value in values)
+        return rest + codec.most_bytes([value.tensor.shape for value in values])
 
 
 class State:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -278,7 +277,8 @@ class CentralMean(BoundedMean):
         return {"rounds/clip": self.clip} if self.adaptive else {}
 
     def fresh(self) -> CentralMean:
-        rule = copy(self)
+        rule = super().fresh()
+        assert isinstance(rule, CentralMean)
         rule.forms = {}
         rule.begin()
         return rule

@@ -101,6 +101,10 @@ class SecureSums:
         self.secure, self.cohort = secure, cohort
         self.speeds = Speeds(slowdown=secure.slowdown)
 
+    def of_trial(self) -> AnnouncedSums:
+        """Return what stands in its place in a trial, of which only bytes count."""
+        return AnnouncedSums(self.secure, self.cohort)
+
     def sum(
         self,
         fed: Federation,
@@ -111,10 +115,6 @@ class SecureSums:
     ) -> None:
         """Add the rows of all ranks up; collective. Raises SumFailed on all ranks."""
         words = sum(map(math.prod, shapes))
-        if fed.trial:
-            self._announce(fed, rows, words)
-            fed.comm.sum(rows, shapes, factors, into)
-            return
         by_rank = fed.comm.gather({fed.comm.rank: rows.clients})
         senders = sorted({k for clients in by_rank.values() for k in clients})
         invited = sorted({*senders, *fed.participants.lost})
@@ -167,12 +167,6 @@ class SecureSums:
         t = threshold(degree + 1, secure.threshold)
         return PairwisePlan(attendance, words, graph, t, name, bits)
 
-    def _announce(self, fed: Federation, rows: DeclaredRows, words: int) -> None:
-        """Count the bytes of a client of a full cohort for those of a trial."""
-        everybody = Attendance(*(range(self.cohort) for _ in STAGES))
-        cost = self.plan(everybody, words, (fed.seed, fed.t, 0), rows.bits).cost([0])[0]
-        count_bytes(fed, dict.fromkeys(rows.clients, cost))
-
     def _count_seconds(self, fed: Federation, plan: PairwisePlan | CodedPlan) -> None:
         """Add the seconds of the protocol to the virtual time of the round, on all ranks."""
         costs = {k: Cost() for k in plan.attendance.keys}
@@ -180,6 +174,24 @@ class SecureSums:
         latency = fed.participants.profiles.latency
         for k, cost in costs.items():
             fed.tallies.delays[k] += cost.seconds + MORE_EXCHANGES * float(latency[k])
+
+
+class AnnouncedSums(SecureSums):
+    """Secure sums in a trial: rows are added up openly, with the bytes of a full cohort."""
+
+    def sum(
+        self,
+        fed: Federation,
+        rows: DeclaredRows,
+        shapes: Shapes,
+        factors: Sequence[float],
+        into: Quotients,
+    ) -> None:
+        words = sum(map(math.prod, shapes))
+        everybody = Attendance(*(range(self.cohort) for _ in STAGES))
+        cost = self.plan(everybody, words, (fed.seed, fed.t, 0), rows.bits).cost([0])[0]
+        count_bytes(fed, dict.fromkeys(rows.clients, cost))
+        fed.comm.sum(rows, shapes, factors, into)
 
 
 class PairwisePlan:
