@@ -335,6 +335,11 @@ ALGORITHMS = {
             "a policy divides representations between a common and a personal head",
             "zhang2023fedcp,gretton2012",
         ),
+        gpfl=(
+            "GPFL",
+            "common embeddings of classes open a valve for global and personal features",
+            "zhang2023gpfl",
+        ),
         fedbn=("FedBN", "all but batch normalisation is common", "li2021fedbn"),
         fedala=(
             "FedALA",

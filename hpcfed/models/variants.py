@@ -127,5 +127,9 @@ VARIANTS = {
         "FedCP's second head of each client, and its policy",
         options=(float,),
     ),
+    "valve": Change(
+        "hpcfed.algorithms.personal.gpfl:add_valve",
+        "GPFL's embeddings of classes, and their valve",
+    ),
     "adapter": Change("hpcfed.models.clip:attend", "FedCLIP's adapter"),
 }

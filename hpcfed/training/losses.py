@@ -299,6 +299,16 @@ def moment_distance(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-5
     return (mu - mean).square().sum() + deviations.square().sum()
 
 
+def cosines(z: Tensor, vectors: Tensor) -> Tensor:
+    """Return the cosines of the rows of z [n, d] and of vectors [m, d], [n, m].
+
+    They are computed in float32 for any run.precision.
+    """
+    z, vectors = raised(z), raised(vectors)
+    with full(z.device):
+        return F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
+
+
 def mean_discrepancy(z: Tensor, target: Tensor, variances: Iterable[float]) -> Tensor:
     """Return the squared maximum mean discrepancy of two batches, summed over RBF kernels.
 

@@ -1,5 +1,5 @@
-"""FedCP, whose policy divides representations between two heads: what it becomes in neutral
-settings, what stays with clients, and two rounds in plain torch.
+"""FedCP, whose policy divides representations between two heads, and GPFL, whose valve opens to
+global and personal features: what they become in neutral settings, and two rounds in plain torch.
 """
 
 import math
@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from hpcfed.algorithms.personal import gpfl
 from hpcfed.algorithms.personal.fedcp import VARIANCES, Gated
+from hpcfed.algorithms.personal.gpfl import GPFL
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from hpcfed.models.model import in_head
@@ -97,3 +99,82 @@ def test_a_client_of_fedcp_draws_noise_in_training_alone():
     assert torch.equal(model.share(z, v), model.share(z, v))
     model.train()
     assert not torch.equal(model.share(z, v), model.share(z, v))
+
+
+# --- GPFL
+
+
+def test_gpfl_with_the_identity_as_valve_and_without_its_terms_is_fedper(monkeypatch):
+    train = GPFL.train
+
+    def keep_valve(self, fed, client, received, t):
+        only = lambda name: not name.startswith("valve.")  # noqa: E731
+        return train(self, fed, client, received, t, only=only)
+
+    monkeypatch.setattr(GPFL, "train", keep_valve)
+    monkeypatch.setattr(gpfl, "cosines", lambda z, vectors: z.new_zeros(len(z), len(vectors)))
+    terms = ("--algorithm.lam", "0", "--algorithm.mu", "0")
+    ours = toy.start(Serial(), toy.job("gpfl", "--models.relu_head", "true", *terms))
+    theirs = toy.start(Serial(), toy.job("fedper", "--models.relu_head", "true"))
+    for name, value in ours.state.items():
+        if name in {
+            f"valve.{part}.2.{w}" for part in ("gamma", "beta") for w in ("weight", "bias")
+        }:
+            value.zero_()
+    for _ in range(2):
+        rows = ours.step()[0], theirs.step()[0]
+        before, want = (row["clients/accuracy_before"] for row in rows)
+        assert toy.differences(before, want) == []
+    body = ours.state.pick(lambda name: name.startswith("body."))
+    assert toy.differences(body, theirs.state) == []
+    for k, client in theirs.fed.clients.items():
+        assert toy.differences(ours.fed.clients[k].params(in_head), client.params(in_head)) == []
+
+
+def test_two_rounds_of_gpfl_in_plain_torch():
+    lam, mu = 0.3, 0.2
+    flags = ("--algorithm.lam", str(lam), "--algorithm.mu", str(mu))
+    referee = Referee("gpfl", *TWO, *flags)
+    shared = lambda name: name.startswith(("body.", "valve."))  # noqa: E731
+    state = referee.initial().pick(shared)
+    heads = {k: referee.initial(k).pick(in_head) for k in range(6)}
+    for cohort in referee.run():
+        models, received = {}, state["valve.embeddings"]
+        for k in cohort:
+            model = referee.with_weights({**state, **heads[k]})
+            x, y = batch_of(referee.rounds, k)
+            personal = received[y].mean(0)  # each class as often as the client has it
+
+            def valve(z, condition, model=model):
+                gamma, beta = (
+                    F.layer_norm(F.relu(part[0](condition)), (toy.D,), part[2].weight, part[2].bias)
+                    for part in (model.valve.gamma, model.valve.beta)
+                )
+                return F.relu((gamma + 1) * z + beta)
+
+            for _ in range(2):
+                z = model.body(x)
+                features = valve(z, received.mean(0))
+                likeness = F.cosine_similarity(features[:, None], model.valve.embeddings, dim=2)
+                value = F.cross_entropy(model.head(valve(z, personal)), y)
+                value = value + F.cross_entropy(likeness, y)
+                value = value + lam * (features - received[y]).square().sum(1).sqrt().mean()
+                squares = sum(w.square().sum() for w in model.valve.parameters())
+                descend(value + mu / 2 * squares, model)
+            models[k] = Params(model.state_dict()).clone()
+            heads[k] = models[k].pick(in_head)
+        state = mean(models).pick(shared)
+    assert near(referee.rounds.state, state, 1e-5)
+    for k, client in referee.fed.clients.items():
+        assert near(client.params(in_head), heads[k], 1e-5)
+
+
+def test_a_clients_condition_is_the_mean_of_the_embeddings_of_its_examples():
+    rounds = toy.start(Serial(), toy.job("gpfl", *MLP))
+    client, embeddings = rounds.fed.clients[1], rounds.state["valve.embeddings"]
+    rounds.algorithm.receive(client, rounds.state)
+    assert torch.equal(client.params()["condition"], embeddings[2])  # its only class
+    x, _ = batch_of(rounds, 1)
+    predict = rounds.algorithm.predictor(rounds.fed, client, rounds.state)
+    model = client.model.eval()
+    assert torch.equal(predict(x), model.head(model.valve(model.body(x), embeddings[2])))

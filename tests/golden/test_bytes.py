@@ -10,6 +10,7 @@ from tests.golden.test_averaging import HEAD, MLP
 
 HIDDEN, N, CLASSES_OF_4 = 200, toy.SIZES[4], 4  # client 4 has examples of all classes
 PUBLIC = 20 * toy.CLASSES
+VALVE = toy.CLASSES * toy.D + 2 * toy.D**2 + 6 * toy.D  # embeddings, and two such layers d -> d
 POLICY = 2 * toy.D**2 + 6 * toy.D  # a linear layer d -> 2d and its normalisation
 BYTES = {  # claim: (method, flags), (values received, values sent) by client 4 in one round
     "ktpfl: predictions of the drawn public examples": (
@@ -58,6 +59,7 @@ BYTES = {  # claim: (method, flags), (values received, values sent) by client 4 
     "fedrod: models with one head": (("fedrod",), (MLP, MLP)),
     "apfl: models, and no mixture": (("apfl", "--algorithm.adapt", "steps"), (MLP, MLP)),
     "fedcp: models with one head, and policies": (("fedcp",), (MLP + POLICY, MLP + POLICY)),
+    "gpfl: bodies, embeddings and valves": (("gpfl",), (MLP - HEAD + VALVE,) * 2),
     "feddane: models and gradients": (("feddane",), (2 * MLP, 2 * MLP)),
     "cyclic: a model a visit": (("cyclic",), (MLP, MLP)),
     "pfedbayes: means and rhos": (("pfedbayes",), (2 * MLP, 2 * MLP)),
