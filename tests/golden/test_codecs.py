@@ -201,6 +201,28 @@ def test_terngrad_is_unbiased():
     assert len(TernGrad().pack(values((23,)), stream(), {})) == 4 + 5
 
 
+@pytest.mark.parametrize(
+    ("codec", "scale"),
+    [(QSGD(4, unbiased=False), 5 * 16 / 16.4), (TernGrad(unbiased=False), 4 * 25 / 28)],
+)
+def test_a_scale_for_feedback_makes_the_error_smallest(codec: Codec, scale: float):
+    """||v||^2 over the mean square of what is decoded: 25 of 25 + .625, and 25 of 4 (3 + 4)."""
+    code = codec.pack(vector(3, -4), stream(), {})
+    assert np.frombuffer(code[:4], np.float32)[0] == pytest.approx(scale)
+
+
+@pytest.mark.parametrize("codec", [QSGD(1, unbiased=False), TernGrad(unbiased=False)])
+def test_errors_that_are_added_to_later_messages_do_not_grow(codec: Codec):
+    x, error = values((2000,)), np.zeros(2000, np.float32)
+    for seed in range(100):
+        error = x + error - there_and_back(codec, x + error, seed)
+    assert np.linalg.norm(error) < 100 * np.linalg.norm(x) / 2
+    before = np.zeros(2000, np.float32)
+    for seed in range(200):  # downloads of a model that does not change
+        before = before + there_and_back(codec, x - before, seed)
+    assert np.linalg.norm(x - before) < 0.01 * np.linalg.norm(x)
+
+
 def test_signs_have_the_mean_magnitude_or_a_fixed_one():
     assert there_and_back(Sign(), vector(3, -1)).tolist() == [2, -2]
     assert there_and_back(Sign(0.5), vector(3, -1, 0)).tolist() == [0.5, -0.5, 0.5]

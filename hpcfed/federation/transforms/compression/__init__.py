@@ -32,27 +32,33 @@ def transform_of(settings: Settings) -> Compression:
     """Return the transform of a job's codecs."""
     feedback: Feedback = "none"
     if settings.by != "none" and settings.feedback == "auto":
-        feedback = "auto" if CODECS[settings.by].load().contracts else "none"
+        fixed = settings.by == "sign" and settings.eta is not None  # whatever the update's length
+        feedback = "auto" if CODECS[settings.by].load().contracts and not fixed else "none"
     elif settings.feedback != "auto":
         feedback = settings.feedback
-    # without scaling, random positions lose values but do not enlarge what they keep
-    up = codec_of(settings.by, settings, scaled=feedback == "none")
-    return Compression(up, codec_of(settings.down, settings, scaled=False), feedback)
+    # codecs that are right in the mean enlarge values, and errors that are added to later messages
+    up = codec_of(settings.by, settings, unbiased=feedback == "none")
+    return Compression(up, codec_of(settings.down, settings, unbiased=False), feedback)
 
 
-def codec_of(name: str, settings: Settings, scaled: bool) -> Codec | None:
+def codec_of(name: str, settings: Settings, unbiased: bool) -> Codec | None:
     """Return the codec of this name with the job's settings; None for "none".
 
-    scaled: random-k decodes values that are right in the mean.
+    unbiased: random-k, QSGD and TernGrad decode values that are right in the mean.
     """
     if name == "none":
         return None
     together = settings.per == "message"
     arguments: dict[str, dict[str, Any]] = {
         "top-k": {"share": settings.share, "together": together},
-        "random-k": {"share": settings.share, "together": together, "scaled": scaled},
+        "random-k": {"share": settings.share, "together": together, "scaled": unbiased},
         "stc": {"share": settings.share, "together": together},
-        "qsgd": {"levels": 2 ** (settings.bits - 1) - 1, "bucket": settings.bucket},
+        "qsgd": {
+            "levels": 2 ** (settings.bits - 1) - 1,
+            "bucket": settings.bucket,
+            "unbiased": unbiased,
+        },
+        "terngrad": {"unbiased": unbiased},
         "sign": {"eta": settings.eta},
         "eden": {"bits": settings.bits},
         "powersgd": {"rank": settings.rank},
