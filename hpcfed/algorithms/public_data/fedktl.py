@@ -21,8 +21,8 @@ Round:
 4. The server trains the network T that maps these means into the generator's latent space.
 5. It makes an image from the mean latent vector of each class.
 
-Deviations: the paper's generators are StyleGAN-XL, StyleGAN3 and Stable Diffusion, of gigabytes.
-Here the generator is a file of weights, of `ImageGenerator` (`VectorGenerator` for examples that
+Deviations: the text of the paper was not at hand; formulas are those of its authors' HtFLlib. The
+paper's generators are StyleGAN-XL, StyleGAN3 and Stable Diffusion, of gigabytes. Here the generator is a file of weights, of `ImageGenerator` (`VectorGenerator` for examples that
 are no images) in hpcfed.algorithms.data_free.generators, whose latent vectors are standard normal;
 or the mean and the principal components of public images, with latent vectors in units of their
 standard deviations; or, as a control, an untrained network. The frame and the start of h, which is
