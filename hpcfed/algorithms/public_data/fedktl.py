@@ -22,16 +22,17 @@ Round:
 5. It makes an image from the mean latent vector of each class.
 
 Deviations: the text of the paper was not at hand; formulas are those of its authors' HtFLlib. The
-paper's generators are StyleGAN-XL, StyleGAN3 and Stable Diffusion, of gigabytes. Here the generator is a file of weights, of `ImageGenerator` (`VectorGenerator` for examples that
-are no images) in hpcfed.algorithms.data_free.generators, whose latent vectors are standard normal;
-or the mean and the principal components of public images, with latent vectors in units of their
-standard deviations; or, as a control, an untrained network. The frame and the start of h, which is
-the same in all rounds, follow from the job's seed and are not sent. The frame is drawn evenly; the
-code's start is a matrix of positive numbers. A class that nobody has sent has no image; the code
-sends that of a random vector. Class means are not normalised again, as they are in the code.
-cos(phi + m) is computed without phi, whose gradient is infinite at 0. T has no bias before its
-batch normalisation, which would take it away. Gradients of model and h are clipped together, and so
-are those of T and b.
+paper's generators are StyleGAN-XL, StyleGAN3 and Stable Diffusion, of gigabytes. Here the generator
+is a file of weights, of `ImageGenerator` (`VectorGenerator` for examples that are no images) in
+hpcfed.algorithms.data_free.generators, whose latent vectors are standard normal; or the mean and
+the principal components of public images, with latent vectors in units of their standard
+deviations; or, as a control, an untrained network. The frame and the start of h, which is the same
+in all rounds, follow from the job's seed and are not sent. The frame is drawn evenly; the code's
+start is a matrix of positive numbers. A class that nobody has sent has no image; the code sends
+that of a random vector. Class means are not normalised again, as they are in the code. cos(phi + m)
+is computed without phi, whose gradient is infinite at 0. T has no bias before its batch
+normalisation, which would take it away. Gradients of model and h are clipped together, and so are
+those of T and b.
 """
 
 from __future__ import annotations
