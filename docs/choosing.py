@@ -58,7 +58,9 @@ Begin with what differs between your clients.
   (`models.mix = ["concat"]`) whose encoders of missing modalities are not used.
 
 Hold a method against local training and FedAvg on your data before you believe a table, this one
-too.
+too. `hpcfed matched METHOD JOB.toml` prints the job of local training with the method's own epochs,
+views, terms of the loss and learning rate: what the method gains over that comes from the other
+clients.
 
 Costs are per client and round. *Receives*, *sends* and *keeps* are multiples of the bytes of the
 weights that the client trains: FedAvg receives and sends 1 x, and keeps nothing from round to

@@ -6,6 +6,7 @@ the hooks in this order:
     before the run      refuses     reasons to refuse the job or single fields of it
                         shared      which tensors are exchanged
                         traffic     bytes per client and round, measured
+                        alone       the job of the same local work without an exchange
                         init        initial state of the server
     round               cohort      clients that take part
       server            round       the whole round, for more than one exchange
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from hpcfed.config.conditions import Unused, check_conditions
+from hpcfed.config.conditions import Unused, check_conditions, unless
 from hpcfed.config.job import Job
 from hpcfed.config.sections import Section
 from hpcfed.core.errors import ConfigError, DataError
@@ -167,6 +168,17 @@ class Method(Section):
             why = "stragglers do at least one epoch or step, which is all of the work"
             reasons["local.stragglers"] = why
         return reasons
+
+    def alone(self, job: Job) -> dict[str, Any]:
+        """Return the fields of the job in which clients do the same local work without the others.
+
+        They are for `hpcfed matched`, by name ("algorithm.name", "local.epochs"), and change
+        the method's job; with another "algorithm.name" the method's own fields are dropped. By
+        default that is local training with the job's epochs, steps and rate: terms that pull to
+        received values have no counterpart. A method replaces the hook that passes over a client's
+        examples more often, or whose loss has terms of the client's own.
+        """
+        return {"algorithm.name": "local"}
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the bytes that client k receives and sends in one round, beforehand.
@@ -332,6 +344,28 @@ class RoundBased(Method):
         of the method's own what that returns.
         """
         return mean
+
+
+class Averaging(RoundBased):
+    """Base class of methods whose clients can do their local work without the exchange too.
+
+    Their loss has terms of the client's own, of which nothing is received.
+    """
+
+    unused: ClassVar[Unused] = {"weighting": unless("averaging")}
+
+    averaging: bool = True
+    """Exchange and average; if false, clients train alone on the same loss (hpcfed matched)."""
+
+    @property
+    def accepts(self) -> str:
+        return "one architecture" if self.averaging else "any models"
+
+    def shared(self, name: str) -> bool:
+        return self.averaging
+
+    def alone(self, job: Job) -> dict[str, Any]:
+        return {"algorithm.averaging": False}
 
 
 def is_plain(method: Method, *hooks: str) -> bool:

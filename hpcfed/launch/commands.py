@@ -672,6 +672,12 @@ COMMANDS = {
         JSON,
         fields=True,
     ),
+    "matched": command(
+        "hpcfed.launch.matched:matched",
+        "print the job of local training with a method's epochs, views, loss terms and rate",
+        argument("method", metavar="METHOD"),
+        fields=True,
+    ),
     "import": command(
         "hpcfed.launch.pfllib:job_of",
         "print the job that a command line of PFLlib or HtFLlib becomes",

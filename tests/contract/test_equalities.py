@@ -25,6 +25,14 @@ EQUAL = {  # claim: (method, flags), (method that it must equal, flags)
         ("fedclassavg", "--algorithm.share", "all", *PLAIN, "--models.mix", "small"),
         ("fedavg",),
     ),
+    "feddecorr without averaging and its term is local": (
+        ("feddecorr", *ALONE, "--algorithm.beta", "0", "--models.mix", "small"),
+        ("local", "--models.mix", "small"),
+    ),
+    "fedrs without averaging and its factor is local": (
+        ("fedrs", *ALONE, "--algorithm.alpha", "1", "--models.mix", "small"),
+        ("local", "--models.mix", "small"),
+    ),
     "fedclassavg without averaging and contrast is local": (
         ("fedclassavg", *ALONE, "--algorithm.contrastive", "false"),
         ("local",),

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hpcfed import Client, Federation, Model, Params, RoundBased
+from hpcfed import Client, Federation, Model, Params
+from hpcfed.algorithms.base import Averaging
 
 
-class Calibrated(RoundBased):
+class Calibrated(Averaging):
     """FedAvg with calibrated logits in training; evaluation calibrates nothing."""
 
     def calibration(self, counts: np.ndarray) -> Tensor:

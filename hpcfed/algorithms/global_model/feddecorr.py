@@ -23,12 +23,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed import Client, Guide, Model, Params, RoundBased
+from hpcfed import Client, Guide, Model, Params
+from hpcfed.algorithms.base import Averaging
 from hpcfed.config.conditions import field
 from hpcfed.training.losses import decorrelation
 
 
-class FedDecorr(RoundBased):
+class FedDecorr(Averaging):
     """FedAvg with a loss of decorrelation; beta = 0 is FedAvg, bit for bit."""
 
     guide = Guide(

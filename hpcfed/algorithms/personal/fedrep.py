@@ -17,11 +17,11 @@ size). Running statistics of batch normalisation, part of the body, follow the d
 The code's 10 local epochs, 9 and 1, are the defaults; local.epochs and local.steps have no effect.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
-from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload
+from hpcfed import Client, Federation, Guide, Job, Mean, Params, RoundBased, Upload
 from hpcfed.config.conditions import Unused
 from hpcfed.models.model import in_head
 
@@ -50,6 +50,10 @@ class FedRep(RoundBased):
     """Epochs in which the body is trained and the head is fixed."""
     final_epochs: NonNegativeInt = 10
     """Epochs in which all clients train their heads after the last round."""
+
+    def alone(self, job: Job) -> dict[str, Any]:
+        epochs = self.head_epochs + self.body_epochs
+        return {**super().alone(job), "local.epochs": epochs, "local.steps": None}
 
     def shared(self, name: str) -> bool:
         return self.personal == "none" or not in_head(name)

@@ -31,12 +31,12 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from hpcfed import Client, ConfigError, Federation, Guide, Model, Params
-from hpcfed.algorithms.proxies.pairs import WithProxy
+from hpcfed.algorithms.proxies.pairs import AveragedProxy
 from hpcfed.models.model import Head, Pair
 from hpcfed.models.variants import name_variant
 
 
-class FedMRL(WithProxy):
+class FedMRL(AveragedProxy):
     """With inference = "proxy" a client predicts by the common head, of the coarse part."""
 
     guide: ClassVar[Guide] = Guide(

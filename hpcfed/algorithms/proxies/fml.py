@@ -23,12 +23,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hpcfed import Client, Guide, Params, Share
-from hpcfed.algorithms.proxies.pairs import WithProxy
+from hpcfed.algorithms.proxies.pairs import AveragedProxy
 from hpcfed.models.model import Pair
 from hpcfed.training.losses import distil, soften
 
 
-class FML(WithProxy):
+class FML(AveragedProxy):
     """With alpha = beta = 1 the own models are trained locally, and the common one as in FedAvg."""
 
     guide = Guide(

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from hpcfed import Client, Federation, RoundBased
+from hpcfed.algorithms.base import Averaging
 
 
 class WithProxy(RoundBased):
@@ -23,3 +24,12 @@ class WithProxy(RoundBased):
     def predictor(self, fed: Federation, client: Client, state: Any) -> Callable[[Any], Tensor]:
         model: Any = client.model
         return model.proxy if self.inference == "proxy" else model
+
+
+class AveragedProxy(Averaging, WithProxy):
+    """A method whose proxy is averaged; without averaging each client keeps its own."""
+
+    accepts: ClassVar[str] = "any models"
+
+    def shared(self, name: str) -> bool:
+        return self.averaging and WithProxy.shared(self, name)

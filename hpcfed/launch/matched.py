@@ -1,0 +1,73 @@
+"""`hpcfed matched METHOD`: the job of local training that does the same work as a method's clients.
+
+What a method gains over this job comes from the other clients. What it gains over other local
+training may come from more epochs, augmented views, terms of the loss or another learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcfed.config.effects import Effects, section_defaults, tables
+from hpcfed.config.job import Job
+from hpcfed.config.load import Given, load, resolve
+from hpcfed.config.words import CommandLine
+from hpcfed.config.write import OF_ONE_CALL, to_toml
+from hpcfed.storage.fields import flat
+
+# tables of what happens to messages, of which there are none
+OF_MESSAGES = ("compression", "privacy", "secure", "edges")
+
+
+def matched(method: str, words: Sequence[str]) -> str:
+    """Return the job as TOML, without the fields at their defaults.
+
+    words: job files and fields of the method's own job; none: the embedded job.
+    Raises ConfigError for a job that the method, or training alone, cannot run.
+    """
+    job = load(["--algorithm.name", method, *words])
+    text = to_toml(matched_job(job)).rstrip()
+    return f"# what a client of {job.algorithm.name} does, without the other clients\n{text}"
+
+
+def matched_job(job: Job) -> dict[str, Any]:
+    """Return the fields of the matched job, nested, without those at their defaults."""
+    changes = job.algorithm.alone(job)
+    dropped: tuple[str, ...] = (*OF_ONE_CALL, *OF_MESSAGES)
+    if changes.get("algorithm.name", job.algorithm.name) != job.algorithm.name:
+        dropped = (*dropped, "algorithm", "models.proxy", "models.server")
+    fields = {
+        name: value
+        for name, value in changed_fields(job).items()
+        if not any(name == part or name.startswith(f"{part}.") for part in dropped)
+    }
+    fields = {name: value for name, value in (fields | changes).items() if value is not None}
+    alone = resolve(CommandLine.parse([]), lambda path: {}, {}, Given(job=nested(fields))).job
+    effects = Effects(alone)
+    table = nested({name: value for name, value in fields.items() if not effects.idle(name)})
+    load([], environ={}, arguments=Given(job=table))
+    return table
+
+
+def changed_fields(job: Job) -> dict[str, Any]:
+    """Return the fields of a job that differ from their defaults, by name."""
+    usual = section_defaults(type(job)) | {
+        f"{table}.{name}": value
+        for table, section in tables(job)
+        for name, value in section_defaults(type(section)).items()
+        if (table, name) != ("algorithm", "name")
+    }
+    return {n: v for n, v in flat(job.plain()).items() if n not in usual or usual[n] != v}
+
+
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields, by their dotted name, as nested tables."""
+    job: dict[str, Any] = {}
+    for name, value in fields.items():
+        *path, last = name.split(".")
+        table = job
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return job

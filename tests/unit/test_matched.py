@@ -1,0 +1,77 @@
+"""`hpcfed matched`: the job of what a method's clients do, without the other clients."""
+
+import tomllib
+
+import pytest
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.cli import main
+from hpcfed.config.load import Given, load
+from hpcfed.launch.matched import matched, matched_job
+from hpcfed.main import main as run
+from hpcfed.storage.digest import digest
+from tests.mpirun import ROOT
+
+JOBS = ROOT / "jobs/methods"
+ONE = ("--models.mix", "mlp", "--data.train_limit", "60", "--rounds", "2", "--clients", "3")
+
+
+def job_of(name, *flags):
+    file = JOBS / f"{name}.toml"
+    return load([str(file), *flags] if file.exists() else ["--algorithm.name", name, *flags])
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if (JOBS / f"{name}.toml").exists()])
+def test_each_method_s_main_experiment_has_a_matched_job(name):
+    job = job_of(name)
+    alone = load([], environ={}, arguments=Given(job=matched_job(job)))
+    assert alone.algorithm.name == "local" or not alone.algorithm.averaging
+    assert (alone.data, alone.seed, alone.rounds) == (job.data, job.seed, job.rounds)
+    for field in ("optimiser", "lr", "batch", "augment"):
+        assert getattr(alone.local, field) == getattr(job.local, field)
+    assert (alone.models.mix, alone.participation) == (job.models.mix, job.participation)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "local"),
+    [
+        ("fedrep", ("--algorithm.head_epochs", "3", "--algorithm.body_epochs", "2"), (5, None)),
+        ("pfedme", ("--algorithm.inner_steps", "3", "--local.epochs", "2"), (6, None)),
+        ("pfedme", ("--algorithm.inner_steps", "3", "--local.steps", "4"), (1, 12)),
+        ("ditto", ("--algorithm.personal_epochs", "4"), (4, None)),
+        ("fedprox", ("--local.epochs", "2"), (2, None)),
+    ],
+)
+def test_it_passes_over_the_examples_as_often(name, flags, local):
+    job = load(["--algorithm.name", name, *ONE, *flags])
+    alone = load([], environ={}, arguments=Given(job=matched_job(job)))
+    assert (alone.local.epochs, alone.local.steps) == local
+
+
+def test_that_of_fedavg_is_local_training_bit_for_bit(tmp_path):
+    text = matched("fedavg", ONE)
+    (tmp_path / "job.toml").write_text(text)
+    assert run([str(tmp_path / "job.toml"), "--out", str(tmp_path / "matched"), "--quiet"]) == 0
+    flags = ("--algorithm.name", "local", *ONE, "--out", str(tmp_path / "local"), "--quiet")
+    assert run([*flags]) == 0
+    assert digest(tmp_path / "matched") == digest(tmp_path / "local")
+
+
+def test_that_of_fedclassavg_trains_on_two_views_with_the_contrastive_loss_alone(capsys):
+    assert main(["matched", "fedclassavg", "--algorithm.tau", "0.1", *ONE]) == 0
+    table = tomllib.loads(capsys.readouterr().out)
+    assert table["algorithm"] == {"name": "fedclassavg", "averaging": False, "tau": 0.1}
+    method = load([], environ={}, arguments=Given(job=table)).algorithm
+    assert (method.views, method.contrastive, method.shared("head.weight")) == (2, True, False)
+
+
+def test_what_happens_to_messages_is_left_out(tmp_path):
+    flags = ("--compression.by", "int8", "--models.proxy", "mlp", "--out", str(tmp_path))
+    table = matched_job(load(["--algorithm.name", "fedkd", *ONE, *flags]))
+    assert not {"compression", "out"} & set(table)
+    assert table["models"] == {"mix": ["mlp"]}
+
+
+def test_a_job_that_the_method_cannot_run_is_refused(capsys):
+    assert main(["matched", "fedavg", "--models.mix", "mlp,cnn"]) == 2
+    assert "needs one architecture" in capsys.readouterr().err
