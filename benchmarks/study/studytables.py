@@ -1,0 +1,204 @@
+"""Tables and pictures of the study, from its rows.
+
+Differences are paired by client and seed. Seeds are the clusters: clients of one run share a
+server, so that intervals and tests are over the means of seeds (hpcfed.report.differences).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from studyplan import KEPT, PLAN, chosen, final, methods_of
+
+from hpcfed.report.differences import holm, t_interval, wilcoxon
+
+HEADS = (
+    "method",
+    "accuracy",
+    "received",
+    "over local",
+    "95 % interval",
+    "p (Holm)",
+    "effect",
+    "better / worse",
+    "over its matched baseline",
+    "95 % interval",
+    "p (Holm)",
+    "kB up",
+    "epochs",
+    "seconds",
+)
+ENOUGH = 3  # seeds for an interval and a test
+SIZE, POINTS = (7.0, 3.2), 8  # inches of a picture, points of its letters
+
+
+class Difference(NamedTuple):
+    """Paired differences of a method from a baseline in one cell.
+
+    seeds: [S], mean over clients by seed.  clients: all of them, client by client.
+    """
+
+    seeds: np.ndarray
+    clients: np.ndarray
+
+    @property
+    def p(self) -> float | None:
+        return wilcoxon(self.seeds) if len(self.seeds) >= ENOUGH else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return t_interval(self.seeds) if len(self.seeds) >= ENOUGH else None
+
+    @property
+    def effect(self) -> float:
+        """The mean difference over the standard deviation of the clients' differences."""
+        spread = float(self.clients.std(ddof=1)) if len(self.clients) > 1 else 0.0
+        return float(self.clients.mean()) / spread if spread else 0.0
+
+
+Runs = dict[int, dict[str, Any]]  # rows of a method in a cell, by seed
+
+
+def write(rows: Mapping[str, Any]) -> None:
+    """Write the table of each cell with finished methods, and the pictures over cells."""
+    parts, means = [], {}
+    for cell in PLAN["cells"]:
+        runs, baselines = finished(cell, dict(rows))
+        if runs:
+            parts += [f"## {cell}", "", *table(runs, baselines), ""]
+            means[cell] = {name: accuracy(by_seed) for name, by_seed in runs.items()}
+    if not parts:
+        return
+    KEPT.mkdir(parents=True, exist_ok=True)
+    head = ["# Results of the study", "", "Accuracy of clients' own models, mean over clients.", ""]
+    (KEPT / "table.md").write_text("\n".join([*head, *parts]))
+    draw_critical_difference(means, KEPT / "ranks.png")
+
+
+def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str, Runs]]:
+    """The runs of each method of a cell, and those of its matched baseline, by seed."""
+    runs: dict[str, Runs] = {}
+    baselines: dict[str, Runs] = {}
+    for name in methods_of(cell):
+        flags = chosen(cell, name, rows)
+        for task in final(cell, name, flags) if flags else ():
+            row = rows.get(task.key)
+            if row and "accuracy" in row:
+                kind = baselines if task.kind == "matched" else runs
+                kind.setdefault(name, {})[task.seed] = row
+    return runs, baselines
+
+
+def accuracy(runs: Runs) -> float:
+    return float(np.mean([mean(row["accuracy"]) for row in runs.values()]))
+
+
+def mean(values: list[float | None]) -> float:
+    return float(np.mean([value for value in values if value is not None]))
+
+
+def difference(runs: Runs, base: Runs) -> Difference | None:
+    """The paired differences of two methods over the seeds that both have; None without any."""
+    pairs = [(runs[seed]["accuracy"], base[seed]["accuracy"]) for seed in runs if seed in base]
+    if not pairs:
+        return None
+    each = [
+        np.array([a - b for a, b in zip(*pair, strict=True) if None not in (a, b)])
+        for pair in pairs
+    ]
+    return Difference(np.array([values.mean() for values in each]), np.concatenate(each))
+
+
+def table(runs: dict[str, Runs], baselines: dict[str, Runs]) -> list[str]:
+    """The lines of a cell's table, the most accurate method first."""
+    over = {n: difference(r, runs["local"]) for n, r in runs.items() if "local" in runs}
+    over.pop("local", None)
+    alone = {n: difference(runs[n], baselines[n]) for n in runs if n in baselines}
+    corrected = [correct(column) for column in (over, alone)]
+    lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+    for name in sorted(runs, key=lambda name: -accuracy(runs[name])):
+        by_seed = list(runs[name].values())
+        first, second = over.get(name), alone.get(name)
+        cells = [
+            f"{name} ({len(by_seed)})",
+            f"{accuracy(runs[name]):.3f}",
+            f"{np.mean([mean(row['received']) for row in by_seed]):.3f}",
+            *difference_cells(first, corrected[0].get(name)),
+            f"{first.effect:+.2f}" if first else "",
+            f"{(first.clients > 0).mean():.0%} / {(first.clients < 0).mean():.0%}" if first else "",
+            *difference_cells(second, corrected[1].get(name)),
+            f"{np.mean([row['up'] for row in by_seed]) / 1e3:,.1f}",
+            f"{np.mean([row['epochs'] for row in by_seed]):.0f}",
+            f"{np.mean([row['seconds'] for row in by_seed]):.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def correct(column: Mapping[str, Difference | None]) -> dict[str, float]:
+    """p values of the methods that have one, corrected by Holm's method."""
+    tested = {name: one.p for name, one in column.items() if one and one.p is not None}
+    return dict(zip(tested, holm([p for p in tested.values() if p is not None]), strict=True))
+
+
+def difference_cells(one: Difference | None, p: float | None) -> tuple[str, str, str]:
+    """Mean, interval and corrected p as text; empty for what is not there."""
+    if not one:
+        return "", "", ""
+    low_high = " to ".join(f"{end:+.3f}" for end in one.interval or ())
+    return f"{one.seeds.mean():+.3f}", low_high, "" if p is None else f"{p:.3f}"
+
+
+def ranks(means: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, float], int]:
+    """Mean ranks of the methods that all these cells have, 1 is best; and the number of cells."""
+    from scipy.stats import rankdata
+
+    common = sorted(set.intersection(*(set(one) for one in means.values())))
+    each = [rankdata([-one[name] for name in common]) for one in means.values()]
+    return dict(zip(common, np.mean(each, 0).tolist(), strict=True)), len(each)
+
+
+def critical_difference(methods: int, cells: int) -> float:
+    """Nemenyi's: the difference of mean ranks that is significant at 5 % (Demšar, 2006)."""
+    from scipy.stats import studentized_range
+
+    q = float(studentized_range.ppf(0.95, methods, np.inf)) / 2**0.5
+    return q * (methods * (methods + 1) / (6 * cells)) ** 0.5
+
+
+def draw_critical_difference(means: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """Draw mean ranks over the cells, one panel for clients with different models and one without.
+
+    A panel needs two cells and three methods that all of its cells have. The bar is the critical
+    difference: methods that are nearer cannot be told apart.
+    """
+    groups: dict[str, dict[str, Mapping[str, float]]] = {}
+    for cell, by_method in means.items():
+        kind = "one architecture" if "fedavg" in by_method else "different models"
+        groups.setdefault(kind, {})[cell] = by_method
+    panels = {
+        kind: ranks(cells)
+        for kind, cells in groups.items()
+        if len(cells) > 1 and len(set.intersection(*map(set, cells.values()))) > 2
+    }
+    if not panels:
+        return
+    figure = Figure(figsize=(SIZE[0], SIZE[1] * len(panels)), layout="constrained")
+    axes_list = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axes, (kind, (by_method, cells)) in zip(axes_list, panels.items(), strict=True):
+        order = sorted(by_method, key=by_method.__getitem__)
+        reach = critical_difference(len(order), cells)
+        axes.plot([by_method[name] for name in order], range(len(order)), "o", markersize=4)
+        axes.plot([1, 1 + reach], [-1, -1], "k", linewidth=2)
+        axes.text(1 + reach, -1, f" critical difference {reach:.2f}", va="center", fontsize=POINTS)
+        if "local" in by_method:
+            axes.axvline(by_method["local"], color="grey", linestyle=":", linewidth=1)
+        axes.set_yticks(range(len(order)), order, fontsize=POINTS)
+        axes.invert_yaxis()
+        axes.set_xlabel(f"mean rank over {cells} cells, {kind}", fontsize=POINTS)
+        axes.tick_params(labelsize=POINTS)
+    figure.savefig(path, dpi=200)
