@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
@@ -87,6 +86,7 @@ class Worker:
         self.rows, self.options = rows, options
         self.running: set[str] = set()
         self.processes, self.changed = Processes(), Condition()
+        self.counted = 0.0  # CPU seconds of all finished processes
         self.cost, self.spent = seconds(rows), 0.0  # core-seconds, those of running tasks included
         path = [str(HERE.parent / "evidence"), *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ["PYTHONPATH"] = os.pathsep.join(path)
@@ -138,7 +138,6 @@ class Worker:
         name = slug(f"{task.cell}-{task.method}-{task.kind}-{task.key}")
         path = FOLDER / "study" / f"{name}.h5"
         job, words = write_job(task, FOLDER / "study")
-        start = time.perf_counter()
         error = run(Run(job, words, path), FOLDER, self.processes)
         tuned = task.flags.removeprefix(common_flags(task.cell, task.method)).strip()
         row = {**task._asdict(), "flags": tuned, "key": task.key}
@@ -152,8 +151,11 @@ class Worker:
             return None
         else:
             return None
-        took = time.perf_counter() - start
-        print(f"{task.cell} {task.method} {task.kind} {task.seed}: {took:.0f} s", flush=True)
+        with self.changed:  # a process counts when it has ended
+            total = sum(os.times()[2:4])
+            row["cpu"], self.counted = round(total - self.counted, 1), total
+        what = f"{task.cell} {task.method} {task.kind} {task.seed}"
+        print(f"{what}: {row['cpu']:.0f} s of CPU", flush=True)
         return row
 
 
@@ -163,11 +165,13 @@ def figures(path: Path, each: bool) -> dict[str, Any]:
     each: whether every client's values are there, not only their means.
     accuracy: of each client's own model.  received: of what it would receive next.  epochs: over
     the client's examples until the last round, mean over clients.  down, up: bytes of a client in a
-    round.  virtual, seconds: of all rounds, simulated and real.
+    round.  virtual, seconds: of all rounds, simulated and real; `cpu` is of the process.
     """
     record = load(path)
-    scores = np.nanmean(record.column("clients/accuracy_validation"), 1)
-    best = int(np.nanargmax(scores))
+    by_round = record.column("clients/accuracy_validation")  # nan in rounds without evaluation
+    rounds = np.flatnonzero(np.isfinite(by_round).any(1))
+    scores = np.nanmean(by_round[rounds], 1)
+    best = int(rounds[scores.argmax()])
     traffic = summary.traffic(record)
 
     def by_client(name: str) -> list[float | None] | float:
@@ -177,8 +181,8 @@ def figures(path: Path, each: bool) -> dict[str, Any]:
         return [None if np.isnan(value) else round(float(value), 4) for value in values]
 
     return {
-        "validation": round(float(scores[best]), 4),
-        "evaluation": best,
+        "validation": round(float(scores.max()), 4),
+        "round": best,
         "accuracy": by_client("accuracy"),
         "received": by_client("accuracy_received"),
         "epochs": round(float(record.column("clients/epochs").sum(0).mean()), 2),
