@@ -88,7 +88,7 @@ def accepts(name: str) -> str:
 def needs_images(name: str) -> bool:
     """Whether a method has two augmented views, makes images, or needs networks of images."""
     method = ALGORITHMS[name].load()()
-    own = ("fedzkt", "pfedhr", "ghn")
+    own = ("fedzkt", "pfedhr", "ghn", "fedktl")
     return method.views > 1 or name in own or bool({"proxy", "server"} & set(method.needs))
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpcfed.config.effects import Effects, section_defaults, tables
+from pydantic_core import to_jsonable_python
+
+from hpcfed.config.effects import Effects, table_defaults, tables
 from hpcfed.config.job import Job
 from hpcfed.config.load import Given, load, resolve
 from hpcfed.config.words import CommandLine
@@ -52,12 +54,14 @@ def matched_job(job: Job) -> dict[str, Any]:
 
 def changed_fields(job: Job) -> dict[str, Any]:
     """Return the fields of a job that differ from their defaults, by name."""
-    usual = section_defaults(type(job)) | {
-        f"{table}.{name}": value
-        for table, section in tables(job)
-        for name, value in section_defaults(type(section)).items()
-        if (table, name) != ("algorithm", "name")
+    usual = {
+        name: to_jsonable_python(field.get_default())
+        for name, field in type(job).model_fields.items()
+        if not field.is_required()
     }
+    for table, section in tables(job):
+        usual |= table_defaults(table, type(section))
+    usual.pop("algorithm.name", None)
     return {n: v for n, v in flat(job.plain()).items() if n not in usual or usual[n] != v}
 
 
