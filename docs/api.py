@@ -31,7 +31,6 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
                 "refuses",
                 "shared",
                 "traffic",
-                "alone",
                 "init",
                 "offer",
                 "receive",

@@ -6,7 +6,6 @@ the hooks in this order:
     before the run      refuses     reasons to refuse the job or single fields of it
                         shared      which tensors are exchanged
                         traffic     bytes per client and round, measured
-                        alone       the job of the same local work without an exchange
                         init        initial state of the server
     round               cohort      clients that take part
       server            round       the whole round, for more than one exchange
@@ -25,9 +24,9 @@ the hooks in this order:
 follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `step_passes`, `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`,
-`trains_parts`, `trains`, `draws_widths`, `in_virtual_time`, `samples_cohorts`, `one_at_a_time`,
-`edges`, `variants`, `proxy_variant`, `per`. Each is a ClassVar, or a property if it depends on an
-option.
+`trains_parts`, `trains`, `alone`, `steps_per_batch`, `draws_widths`, `in_virtual_time`,
+`samples_cohorts`, `one_at_a_time`, `edges`, `variants`, `proxy_variant`, `per`. Each is a ClassVar,
+or a property if it depends on an option.
 """
 
 from __future__ import annotations
@@ -112,6 +111,12 @@ class Method(Section):
     # tuple of str, name patterns of the tensors that are trained and sent, as in models.train, for
     # jobs that do not set it; none: all
     trains: ClassVar[Any] = ()
+    # dict, fields of the job in which clients do the same local work without the others, by name
+    # ("local.epochs"), for `hpcfed matched`: usually local training, because terms of the loss that
+    # pull to received values have no counterpart; another algorithm.name drops the method's fields
+    alone: ClassVar[Any] = {"algorithm.name": "local"}
+    # int, number of a client's steps for each of the job's local steps
+    steps_per_batch: ClassVar[Any] = 1
     # bool, whether each client's width is drawn anew from models.widths in each round
     draws_widths: ClassVar[Any] = False
     # whether clients work at their own pace in virtual time, without rounds
@@ -168,17 +173,6 @@ class Method(Section):
             why = "stragglers do at least one epoch or step, which is all of the work"
             reasons["local.stragglers"] = why
         return reasons
-
-    def alone(self, job: Job) -> dict[str, Any]:
-        """Return the fields of the job in which clients do the same local work without the others.
-
-        They are for `hpcfed matched`, by name ("algorithm.name", "local.epochs"), and change
-        the method's job; with another "algorithm.name" the method's own fields are dropped. By
-        default that is local training with the job's epochs, steps and rate: terms that pull to
-        received values have no counterpart. A method replaces the hook that passes over a client's
-        examples more often, or whose loss has terms of the client's own.
-        """
-        return {"algorithm.name": "local"}
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the bytes that client k receives and sends in one round, beforehand.
@@ -352,6 +346,7 @@ class Averaging(RoundBased):
     Their loss has terms of the client's own, of which nothing is received.
     """
 
+    alone: ClassVar[dict[str, Any]] = {"algorithm.averaging": False}
     unused: ClassVar[Unused] = {"weighting": unless("averaging")}
 
     averaging: bool = True
@@ -363,9 +358,6 @@ class Averaging(RoundBased):
 
     def shared(self, name: str) -> bool:
         return self.averaging
-
-    def alone(self, job: Job) -> dict[str, Any]:
-        return {"algorithm.averaging": False}
 
 
 def is_plain(method: Method, *hooks: str) -> bool:

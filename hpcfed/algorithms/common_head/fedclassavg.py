@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Job, Model, Params, RoundBased, Upload
+from hpcfed import Client, Federation, Guide, Model, Params, RoundBased, Upload
 from hpcfed.config.conditions import Unused, field, unless
 from hpcfed.models.model import in_head
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
@@ -45,6 +45,7 @@ class FedClassAvg(RoundBased):
         won="20 clients with four architectures, above KT-pFL and FedProto",
     )
 
+    alone: ClassVar[dict[str, Any]] = {"algorithm.averaging": False}
     unused: ClassVar[Unused] = {
         "weighting": unless("averaging"),
     }
@@ -80,9 +81,6 @@ class FedClassAvg(RoundBased):
     @property
     def needs_classes(self) -> str:
         return "algorithm.contrastive contrasts classes" if self.contrastive else ""
-
-    def alone(self, job: Job) -> dict[str, Any]:
-        return {"algorithm.averaging": False}
 
     @property
     def views(self) -> int:

@@ -21,12 +21,12 @@ beta > 1 does not apply to batch statistics.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, RoundBased, Upload
+from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Upload
 from hpcfed.config.conditions import field
 from hpcfed.training.losses import proximal
 
@@ -63,10 +63,9 @@ class PFedMe(RoundBased):
         check_step(self.eta, self.lam)
         return self
 
-    def alone(self, job: Job) -> dict[str, Any]:
-        amount = "local.steps" if job.local.steps else "local.epochs"
-        steps = (job.local.steps or job.local.epochs) * self.inner_steps
-        return {**super().alone(job), amount: steps}
+    @property
+    def steps_per_batch(self) -> int:
+        return self.inner_steps
 
     @property
     def trains_once(self) -> bool:
