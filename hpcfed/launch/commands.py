@@ -674,7 +674,7 @@ COMMANDS = {
     ),
     "matched": command(
         "hpcfed.launch.matched:matched",
-        "print the job of local training with a method's epochs, views, loss terms and rate",
+        "print the job of what a method's clients do without the others",
         argument("method", metavar="METHOD"),
         fields=True,
     ),
