@@ -48,6 +48,7 @@ NEEDS = {  # what a method declares to need, of which nothing stands in methods.
     "server": "--models.server fedhenn-5",
 }
 SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds and clients
+    "afl": "--local.momentum 0",
     "aruba": "--local.momentum 0",
     "cfl": "--algorithm.after 3",
     "dsfl": "--algorithm.distil_epochs 1",
@@ -82,6 +83,7 @@ SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds
     "pfedknow": "--models.mix resnet8",  # it prunes by the scales of batch normalisation
     "perfedavg": "--algorithm.alpha 0.05",
     "pfedme": "--algorithm.inner_steps 2 --algorithm.eta 0.03",
+    "qfedavg": "--local.momentum 0",
     "reptile": "--algorithm.first_rounds 5",
     "scaffold": "--local.momentum 0 --local.lr 0.02",
     "semicyclic": "--algorithm.blocks 2",
