@@ -114,7 +114,8 @@ class Federation:
     it) and its `noise_multiplier`, `shapes_of_means` (of tensors of which clients send pieces, by
     name, as `note_shapes` notes them), `begin` (opens a round), `data`, `gpu`, `trial` (notes, if
     only shapes and bytes count: then a training takes one step or none, and a pass over examples
-    computes three of them), `stays` (whether all that clients compute now stays with them).
+    computes three of them), `stays` (whether all that clients compute now stays with them, as in a
+    block of `stay_with_clients`).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     pool: makes a client that holds all clients' data.

@@ -514,7 +514,7 @@ DOCTOR = (
 
 IMPORT = (
     argument("library", choices=("pfllib", "htfllib")),
-    argument("words", nargs="*", metavar="FLAGS", help="-- and the flags of python main.py"),
+    argument("words", nargs="+", metavar="FLAGS", help="-- and the flags of python main.py"),
     argument(
         "--generate",
         default="noniid - dir",

@@ -16,6 +16,7 @@ from hpcfed.algorithms.public_data.mixtures import (
     simplex,
     update_coefficients,
 )
+from hpcfed.core.params import Params
 from tests.golden.test_losses import model
 
 
@@ -104,5 +105,5 @@ def test_how_far_a_student_is_by_hand(distance: str, want: float):
 
 
 def test_inner_products_run_over_all_tensors():
-    weights = {name: p.detach() for name, p in model(1.0, 2.0, 3.0).named_parameters()}
-    assert ktpfl.inner(weights, weights) == 14.0
+    weights = Params({name: p.detach() for name, p in model(1.0, 2.0, 3.0).named_parameters()})
+    assert weights.dot(weights) == 14.0
