@@ -1,6 +1,7 @@
 """What a method sends and keeps in one setting, measured before anything is run."""
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -90,15 +91,21 @@ def cost(name: str) -> Cost:
     method = fed.job.algorithm
     down, up = np.mean([method.traffic(fed, k) for k in range(fed.K)], 0)
     sizes = [fed.shapes(k=k).nbytes for k in range(fed.K)]
-    fed_of_trial = trial.trial(fed, range(fed.K))
+    kinds = {k: kind for kind, k in trial.first_of_kinds(fed).items()}
+    ids = trial.in_order(fed, kinds)
+    number = Counter(zip(fed.architectures, fed.modalities, strict=True))
+    fed_of_trial = trial.trial(fed, ids)
     try:
         with rng.scoped(fed.seed, "trial"):
             trial.perform(fed_of_trial)
-        memory = [stored_bytes(client.memory) for client in fed_of_trial.clients.values()]
+        memory = np.average(
+            [stored_bytes(fed_of_trial.clients[i].memory) for i in range(len(ids))],
+            weights=[number[kinds[k]] for k in ids],
+        )
     finally:
         fed_of_trial.store.close()
     weights = np.mean(sizes) * keeps_weights(method, fed)
-    return Cost(float(down), float(up), float(np.mean(sizes)), float(np.mean(memory) + weights))
+    return Cost(float(down), float(up), float(np.mean(sizes)), float(memory + weights))
 
 
 def stored_bytes(value: Any) -> int:

@@ -70,8 +70,8 @@ def site(tmp_path_factory) -> Path:
     check = [sys.executable, DOCS / "links.py", folder / "docs"]
     for command in (generate, build, check):
         done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=limits.COMMAND
-        )
+            command, env=env, capture_output=True, text=True, timeout=3 * limits.COMMAND
+        )  # trial rounds of all methods, notebooks and worked cases: minutes beside other tests
         assert done.returncode == 0, done.stdout + done.stderr
     return folder / "docs"
 
