@@ -36,6 +36,7 @@ DATA = ("fashion-mnist", "cifar10")
 SEEDS = (0, 1, 2)
 COLUMNS = {"own": "clients/accuracy", "received": "clients/accuracy_received"}
 PLAIN = "as they are"
+DIVERGED = "the loss is nan"  # in the message of a run that ends by it
 SIZE, POINTS = (7.0, 3.0), 8  # inches of a picture, and of its letters
 
 
@@ -105,10 +106,13 @@ def measure(wanted: list[Cell], rows: dict[str, Any], side_by_side: int) -> list
         path = FOLDER / "uploads" / f"{slug(cell.key)}.h5"
         words = tuple(flags(cell).split())
         error = run(Run(HERE / PLAN[cell.study]["job"], words, path), FOLDER, processes)
-        if error or not path.exists():
+        if error and DIVERGED in error:
+            line = {"flags": flags(cell), "diverged": True}
+        elif error or not path.exists():
             return error
-        line = {"flags": flags(cell), **figures(path, cell.method)}
-        path.unlink()
+        else:
+            line = {"flags": flags(cell), **figures(path, cell.method)}
+            path.unlink()
         with lock:
             rows[cell.key] = line
             KEPT.mkdir(parents=True, exist_ok=True)
@@ -149,8 +153,14 @@ def shorten(commit: str) -> str:
 
 
 def by_seed(rows: Mapping[str, Any], study: str, data: str, method: str, variant: str) -> list[Any]:
-    lines = (rows.get(Cell(study, data, method, variant, seed).key) for seed in SEEDS)
-    return [line for line in lines if line]
+    """Return the lines of a cell's seeds; none if one of them diverged."""
+    lines = [rows.get(Cell(study, data, method, variant, seed).key) for seed in SEEDS]
+    return [] if diverged(lines) else [line for line in lines if line]
+
+
+def diverged(lines: Sequence[Any]) -> int:
+    """Return how many of the runs that are done had a loss of nan."""
+    return sum("diverged" in line for line in lines if line)
 
 
 def data_with_runs(study: str, rows: Mapping[str, Any]) -> list[str]:
@@ -165,21 +175,27 @@ def write_table(study: str, names: Sequence[str], rows: Mapping[str, Any]) -> No
         text += [f"**{data}**", "", f"| method | {' | '.join(variants)} |"]
         text += ["|---" * (1 + len(variants)) + "|"]
         for method in PLAN["methods"]:
-            lines = [by_seed(rows, study, data, method, variant) for variant in variants]
-            if any(lines):
-                text.append(f"| {method} | {' | '.join(map(cell_text, lines))} |")
+            of_variants = [
+                [rows.get(Cell(study, data, method, variant, seed).key) for seed in SEEDS]
+                for variant in variants
+            ]
+            if any(map(any, of_variants)):
+                text.append(f"| {method} | {' | '.join(map(cell_text, of_variants))} |")
         text.append("")
     done = [cell for cell in cells() if cell.study == study and cell.key in rows]
-    commits = sorted({rows[cell.key]["commit"] for cell in done})
+    commits = sorted({line["commit"] for cell in done if "commit" in (line := rows[cell.key])})
     planned = sum(cell.study == study for cell in cells())
     text += [f"{len(done)} of {planned} runs. Commits: {', '.join(commits)}.", ""]
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / f"{study}.md").write_text("\n".join(text))
 
 
-def cell_text(lines: list[Any]) -> str:
+def cell_text(of_seeds: list[Any]) -> str:
+    lines = [line for line in of_seeds if line]
     if not lines:
         return ""
+    if n := diverged(lines):
+        return f"{n} of {len(lines)} diverged"
     scores = [line["accuracy"] for line in lines]
     spread = f" ± {np.std(scores, ddof=1):.3f}" if len(scores) > 1 else ""
     sent = np.mean([line["up"] for line in lines]) / 1e3
