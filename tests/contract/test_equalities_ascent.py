@@ -19,10 +19,10 @@ from tests.contract.referee import TWO, Referee, cross_entropy, equal_mean, mean
 from tests.contract.test_equalities import near, run
 
 ASCENTS = ("fedsam", "fedasam", "fedspeed")
-NEUTRAL = {  # method: the method that it is without the ascent, and the names of its state
-    "fedsam": ("fedavg", {}),
-    "fedasam": ("fedavg", {}),
-    "fedspeed": ("feddyn", {"h": "h"}),
+NEUTRAL = {  # method: the method that it is without the ascent, and its state beside the model
+    "fedsam": ("fedavg", ()),
+    "fedasam": ("fedavg", ()),
+    "fedspeed": ("feddyn", ("h",)),
 }
 
 
@@ -175,11 +175,11 @@ def after_ascent(model, x, y, rho: float, eta: float | None):
         norm = sum((t[name] * slopes[name]).square().sum() for name in leaves).sqrt()
         for name, p in leaves.items():
             p += rho * t[name] ** 2 * slopes[name] / norm
-    moved = torch.autograd.grad(cross_entropy(model, x, y), leaves.values())
+    after = torch.autograd.grad(cross_entropy(model, x, y), leaves.values())
     with torch.no_grad():
         for name, p in leaves.items():
             p.copy_(before[name])
-    return sum((g * p).sum() for g, p in zip(moved, leaves.values(), strict=True))
+    return sum((g * p).sum() for g, p in zip(after, leaves.values(), strict=True))
 
 
 @pytest.mark.parametrize("method, rho, eta", [("fedsam", 0.5, None), ("fedasam", 2.0, 0.2)])

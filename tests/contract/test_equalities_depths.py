@@ -82,10 +82,10 @@ def test_two_rounds_are_those_of_plain_torch():
                 duals[k][name] = duals[k][name] - ALPHA * (weight.detach() - before[name])
         for name in x:
             sent = [
-                model.state_dict()[own].clone()
+                model.state_dict()[inner].clone()
                 for k, model in models.items()
-                for own, c in common[k].items()
-                if c == name
+                for inner, outer in common[k].items()
+                if outer == name
             ]
             mean = torch.stack(sent).mean(0)
             h[name] = h[name] - ALPHA * len(sent) / 6 * (mean - x[name])
@@ -132,9 +132,9 @@ def test_each_exit_is_a_copy_of_what_follows_the_blocks():
         cut = nn.Sequential(model.body.stem, *model.body.blocks[:i], model.body.last)
         assert torch.equal(z, model.head(cut(x)))
     outputs[1].sum().backward()
-    moved = {name for name, value in model.named_parameters() if value.grad is not None}
-    assert {name.split(".")[1] for name in moved if name.startswith("exits.")} == {"2"}
-    assert not any(name.startswith(("body.blocks.2", "head.", "body.last")) for name in moved)
+    trained = {name for name, value in model.named_parameters() if value.grad is not None}
+    assert {name.split(".")[1] for name in trained if name.startswith("exits.")} == {"2"}
+    assert not any(name.startswith(("body.blocks.2", "head.", "body.last")) for name in trained)
 
 
 class Nested(nn.Sequential):
@@ -149,9 +149,9 @@ def test_blocks_inside_other_parts_get_exits_too():
     model = add_exits(Model(Nested(), Head(5, 3)), 2)
     x = torch.ones(2, 4)
     shallow, deep = model.logits(x)
-    first = model.body[0]
-    z = first[1][1](first[1][0](first[0](x)))
-    assert torch.equal(shallow, model.head(model.body[1](first[2](z))))
+    inner, last = model.body
+    z = inner[1][1](inner[1][0](inner[0](x)))
+    assert torch.equal(shallow, model.head(last(inner[2](z))))
     assert torch.equal(deep, model.head(model.body(x)))
 
 

@@ -109,14 +109,14 @@ def test_two_rounds_of_afl_and_its_last_mean_in_plain_torch():
         assert cohort == [0, 1, 2, 3, 4, 5]
         losses = [loss_of(referee, k, w) for k in cohort]
         w = w - LR * mean({k: referee.gradient(k, w) for k in cohort}, lam)
-        moved = lam + 0.7 * np.array(losses)
+        step = lam + 0.7 * np.array(losses)
         shift = next(  # the sum of the positive parts is 1
             s
             for n in range(6, 0, -1)
-            for s in [(np.sort(moved)[-n:].sum() - 1) / n]
-            if np.sort(moved)[-n] > s
+            for s in [(np.sort(step)[-n:].sum() - 1) / n]
+            if np.sort(step)[-n] > s
         )
-        lam, models[t] = np.maximum(moved - shift, 0), w
+        lam, models[t] = np.maximum(step - shift, 0), w
     state = referee.rounds.state
     assert near(state.x, w, 1e-6) and state.lam.tolist() == pytest.approx(lam, abs=1e-6)
     assert lam.std() > 0.01

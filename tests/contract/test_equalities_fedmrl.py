@@ -35,8 +35,8 @@ def test_a_fixed_projector_onto_the_own_representation_is_local_training(monkeyp
             a, b = (row[f"clients/{column}"] for row in rows)
             assert toy.differences(a, b) == [], column
     for k, client in ours.fed.clients.items():
-        own = client.params().under("own.")
-        assert toy.differences(own, theirs.fed.clients[k].params()) == []
+        large = client.params().under("own.")
+        assert toy.differences(large, theirs.fed.clients[k].params()) == []
 
 
 def test_two_rounds_are_those_of_plain_torch():

@@ -32,8 +32,8 @@ def test_fedcp_of_personal_shares_alone_is_fedper(monkeypatch):
     theirs = toy.start(Serial(), toy.job("fedper"))
     ours.state["head.bias"].zero_()
     for k, client in theirs.fed.clients.items():
-        own = client.params(in_head).under("head.")
-        ours.fed.clients[k].load({f"personal.{name}": value for name, value in own.items()})
+        head = client.params(in_head).under("head.")
+        ours.fed.clients[k].load(head.prefixed("personal."))
     rows = ours.step()[0], theirs.step()[0]
     for column in ("train_loss", "accuracy", "loss"):
         a, b = (row[f"clients/{column}"][row["clients/cohort"] > 0] for row in rows)
@@ -47,11 +47,11 @@ def test_two_rounds_of_fedcp_in_plain_torch(lam: str, monkeypatch):
     monkeypatch.setattr(F, "gumbel_softmax", lambda scores, tau, dim: F.softmax(scores / tau, dim))
     referee = Referee("fedcp", *TWO, "--algorithm.lam", lam, "--algorithm.tau", "0.5")
     state = referee.initial().pick(lambda name: not in_personal(name))
-    own = dict.fromkeys(range(6), referee.initial().pick(in_personal))
+    heads = dict.fromkeys(range(6), referee.initial().pick(in_personal))
     for cohort in referee.run():
         models = {}
         for k in cohort:
-            model = referee.with_weights({**state, **own[k]})
+            model = referee.with_weights({**state, **heads[k]})
             x, y = batch_of(referee.rounds, k)
             rows = model.personal.weight.detach().sum(0)
             v, start = rows / rows.norm(), model.body(x).detach()
@@ -69,15 +69,15 @@ def test_two_rounds_of_fedcp_in_plain_torch(lam: str, monkeypatch):
                     value = value + float(lam) * term
                 descend(value, model, only=lambda name: not in_head(name))
             weights = Params(model.state_dict()).clone()
-            own[k] = weights.pick(in_personal)
+            heads[k] = weights.pick(in_personal)
             sent = weights.pick(lambda name: not in_personal(name))
             for name in ("weight", "bias"):
-                sent[f"head.{name}"] = 0.5 * (sent[f"head.{name}"] + own[k][f"personal.{name}"])
+                sent[f"head.{name}"] = 0.5 * (sent[f"head.{name}"] + heads[k][f"personal.{name}"])
             models[k] = sent
         state = mean(models).pick(state.__contains__)
     assert near(referee.rounds.state, state, 1e-5)
     for k, client in referee.fed.clients.items():
-        assert near(client.params(in_personal), own[k], 1e-5)
+        assert near(client.params(in_personal), heads[k], 1e-5)
 
 
 def test_the_discrepancy_by_hand():

@@ -144,8 +144,8 @@ def test_apfl_of_own_models_alone_is_local_training(mix: str, monkeypatch):
             a, b = (row[f"clients/{column}"] for row in rows)
             assert toy.differences(a, b) == [], column
     for k, client in theirs.fed.clients.items():
-        own = ours.fed.clients[k].params().under("personal.")
-        assert toy.differences(own, client.params()) == []
+        copy = ours.fed.clients[k].params().under("personal.")
+        assert toy.differences(copy, client.params()) == []
 
 
 @pytest.mark.parametrize("adapt", ["never", "steps", "rounds"])
@@ -155,14 +155,14 @@ def test_two_rounds_of_apfl_in_plain_torch(mix: str, adapt: str):
     decay = () if adapt == "never" else ("--algorithm.decay", "0.2")
     referee = Referee("apfl", *TWO, *flags, *decay)
     w = referee.initial().pick(in_common)
-    own = {k: w for k in range(6)}
+    personals = dict.fromkeys(range(6), w)
     alphas = dict.fromkeys(range(6), torch.tensor(0.3))
     model = deepcopy(referee.model.personal)
     for cohort in referee.run():
         models = {}
         for k in cohort:
             x, y = batch_of(referee.rounds, k)
-            common, v, alpha = w, own[k], alphas[k]
+            common, v, alpha = w, personals[k], alphas[k]
             for step in range(STEPS):
                 leaves = [
                     {name: value.clone().requires_grad_() for name, value in part.items()}
@@ -183,12 +183,12 @@ def test_two_rounds_of_apfl_in_plain_torch(mix: str, adapt: str):
                 v = Params({n: v[n] - LR * g for n, g in zip(w, others, strict=True)})
                 if adapt == "steps" or (adapt == "rounds" and step == 0):
                     alpha = (alpha - LR * (of_alpha + 0.2 * alpha)).clamp(0, 1)
-            models[k], own[k], alphas[k] = common, v, alpha
+            models[k], personals[k], alphas[k] = common, v, alpha
         w = equal_mean(models)
     assert near(referee.rounds.state, w, 1e-6)
     for k, client in referee.fed.clients.items():
         weights = client.params(personal)
-        assert near(weights.under("personal."), own[k], 1e-6)
+        assert near(weights.under("personal."), personals[k], 1e-6)
         assert weights["alpha"].item() == pytest.approx(alphas[k].item(), abs=1e-6)
     assert (len({a.item() for a in alphas.values()}) == 1) == (adapt == "never")
 

@@ -109,10 +109,13 @@ def seeds(
         k = int(g.choice(list(far), p=[v / total for v in far.values()] if total else None))
         centre = {c.id: received.model(c) for c in clients if c.id == k}
         models += [model for _, model in fed.each(centre)]
-        left = [c for c in clients if c.id in far and c.id != k]
+        candidates = [c for c in clients if c.id in far and c.id != k]
         taken = stack(models)
         far = fed.gather(
-            {c.id: nearest(received.model(c), taken, wanted)[1] if spread else 1.0 for c in left}
+            {
+                c.id: nearest(received.model(c), taken, wanted)[1] if spread else 1.0
+                for c in candidates
+            }
         )
     chosen = stack(models)
     return Params({name: torch.cat([chosen[name], v[len(models) :]]) for name, v in state.items()})

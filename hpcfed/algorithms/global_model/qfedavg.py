@@ -76,8 +76,8 @@ class QFedAvg(RoundBased):
         return Upload(step=Mean.of(step, weight), h=Mean.of(Params(h=number), weight))
 
     def averaged(self, state: Params) -> dict[str, Params]:
-        nothing = next(iter(state.values())).new_zeros(1)
-        return {"step": 0 * state, "h": Params(h=nothing)}
+        zero = next(iter(state.values())).new_zeros(1)
+        return {"step": 0 * state, "h": Params(h=zero)}
 
     def server(self, fed: Federation, state: Params, mean: Any, cohort: list[int]) -> Params:
         h = float(mean["h"]["h"])

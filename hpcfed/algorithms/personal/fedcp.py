@@ -85,8 +85,8 @@ class FedCP(WithSecond):
         constants = Params({**fixed, "v": model.context()})
         self.train(fed, client, constants, t, only=lambda name: not in_head(name))
         sent = client.params(self.shared)
-        for name, own in client.params(in_personal).under("personal.").items():
-            sent[f"head.{name}"] = (own + download[f"head.{name}"]) / 2
+        for name, value in client.params(in_personal).under("personal.").items():
+            sent[f"head.{name}"] = (value + download[f"head.{name}"]) / 2
         return Upload(Mean.of(sent, self.weight(client)), relative_to=download)
 
 

@@ -117,12 +117,12 @@ class FedFomo(RoundBased):
         affinity: [K], of client i.  senders: clients of which the server has a model.
         """
         g = rng.stream(fed.seed, "fomo", t, i)
-        left = g.permutation([n for n in senders if n != i]).tolist()  # so that chance breaks ties
+        others = g.permutation([n for n in senders if n != i]).tolist()  # chance breaks ties
         chosen: list[int] = []
-        while left and len(chosen) < self.models:
+        while others and len(chosen) < self.models:
             explores = g.random() < self.epsilon - t * self.epsilon_decay
-            chosen.append(left[0] if explores else max(left, key=affinity.__getitem__))
-            left.remove(chosen[-1])
+            chosen.append(others[0] if explores else max(others, key=affinity.__getitem__))
+            others.remove(chosen[-1])
         return sorted(chosen)
 
     def local(self, fed: Federation, client: Client, state: dict[int, Params], t: int) -> Upload:
@@ -132,8 +132,9 @@ class FedFomo(RoundBased):
         """
         downloads = {n: fed.down(client, model) for n, model in state.items()}
         models = {client.id: client.params(), **downloads}
-        own = models[client.id]
-        start = Params(client.memory.get("start", own)) if self.baseline == "start" else own
+        start = models[client.id]
+        if self.baseline == "start":
+            start = Params(client.memory.get("start", start))
         data, validation = client.train.divide(
             self.validation, rng.stream(fed.seed, "validation", client.id)
         )

@@ -151,7 +151,7 @@ class FedKTL(RoundBased):
         if not self.mu:
             return State(Params(), Params(), Params())
         C, shape = fed.classes, example_shape(fed)
-        nothing = torch.full((C, self.latent), torch.nan, device=fed.device)
+        latent = torch.full((C, self.latent), torch.nan, device=fed.device)
         image = torch.full((C, *shape), torch.nan, device=fed.device)
         with rng.scoped(fed.seed, "transformer"):
             network = nn.Sequential(
@@ -162,7 +162,7 @@ class FedKTL(RoundBased):
             )
         transformer = {n: v for n, v in network.state_dict().items() if v.is_floating_point()}
         return State(
-            Params(image=image, latent=nothing),
+            Params(image=image, latent=latent),
             Params(transformer).map(lambda v: v.to(fed.device)).clone(),
             fed.on_root(lambda: self.make_decoder(fed)),
         )

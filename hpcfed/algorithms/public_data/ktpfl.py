@@ -215,11 +215,11 @@ class KTpFL(RoundBased):
                 mixed[k] += other.map(Tensor.double) * float(rows[cohort.index(k), j])
                 gram[k].append(model.dot(other))
         # share of the difference that is left after these steps
-        left = (1 - 2 * (self.distil_lr or WHOLE)) ** self.distil
+        remainder = (1 - 2 * (self.distil_lr or WHOLE)) ** self.distil
         for client in fed.mine(sent):
             theta = fed.down(client, mixed[client.id].map(Tensor.float))
             if self.distil:
-                client.load(theta + (client.params() - theta) * left)
+                client.load(theta + (client.params() - theta) * remainder)
         products = list(fed.gather(gram).values())
         return of_weights(rows, torch.tensor(products, dtype=torch.float64, device=rows.device))
 
