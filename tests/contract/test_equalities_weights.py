@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.global_model.fedlaw import combine, stack
+from hpcfed.algorithms.clusters.clusters import stack
+from hpcfed.algorithms.global_model.fedlaw import combine
 from hpcfed.core import rng
 from hpcfed.core.params import Params
 from hpcfed.training.batches import batches

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from hpcfed import Federation, Guide, Params, RoundBased, field
 from hpcfed.algorithms.base import check_public_labels
+from hpcfed.algorithms.clusters.clusters import stack
 from hpcfed.training.server import call, fit, parameters, recalibrate
 
 
@@ -102,12 +103,6 @@ class FedLAW(RoundBased):
         )
         model = combine(stacked, weights, is_trained).clone()
         return recalibrate(fed, fed.architectures[0], model, fed.public)
-
-
-def stack(models: Any) -> Params:
-    """Return the tensors of several models by name, [m, *shape]."""
-    model, *others = models
-    return Params({n: torch.stack([v, *(o[n] for o in others)]) for n, v in model.items()})
 
 
 def combine(stacked: Params, weights: Params, is_trained: Callable[[str], bool]) -> Params:
