@@ -46,7 +46,7 @@ from hpcfed import (
     Upload,
     rng,
 )
-from hpcfed.algorithms.data_free.generators import check_finite
+from hpcfed.algorithms.data_free.generators import apply_layers, check_finite
 from hpcfed.config.conditions import field
 from hpcfed.models.model import in_head
 from hpcfed.training import examples
@@ -185,10 +185,7 @@ class FedGen(RoundBased):
         # one_hot would look at the labels, for which a GPU has to be waited
         member = labels[:, None] == torch.arange(classes, device=labels.device)
         inputs = torch.cat([eps, member.to(eps.dtype)], 1)
-        h = F.linear(inputs, weights["0.weight"], weights["0.bias"])
-        statistics = weights["1.running_mean"], weights["1.running_var"]
-        h = F.batch_norm(h, *statistics, weights["1.weight"], weights["1.bias"], training)
-        return F.linear(F.relu(h), weights["3.weight"], weights["3.bias"]), eps
+        return apply_layers(weights, inputs, training), eps
 
     def objective(
         self,

@@ -96,6 +96,19 @@ def check_finite(fed: Federation, what: str, value: Values, advice: str) -> Valu
     return value
 
 
+def apply_layers(weights: Params, x: Tensor, training: bool = False) -> Tensor:
+    """Return the outputs of a linear layer, batch normalisation, a ReLU and a linear layer.
+
+    weights: by their names in an `nn.Sequential` of these; the bias of the first layer may be
+    missing.  training: batch normalisation takes the batch's statistics, which also update the
+    running ones.
+    """
+    h = F.linear(x, weights["0.weight"], weights.get("0.bias"))
+    statistics = weights["1.running_mean"], weights["1.running_var"]
+    h = F.batch_norm(h, *statistics, weights["1.weight"], weights["1.bias"], training)
+    return F.linear(F.relu(h), weights["3.weight"], weights["3.bias"])
+
+
 class Generator:
     """Generator of examples of the job's shape, with weights that the caller passes.
 

@@ -61,7 +61,12 @@ from hpcfed import (
     rng,
 )
 from hpcfed.algorithms.common_head.class_means import join_means, mean_by_class
-from hpcfed.algorithms.data_free.generators import Generator, check_finite, example_shape
+from hpcfed.algorithms.data_free.generators import (
+    Generator,
+    apply_layers,
+    check_finite,
+    example_shape,
+)
 from hpcfed.config.conditions import Unused, field
 from hpcfed.models import pretrained
 from hpcfed.models.model import Model
@@ -280,7 +285,7 @@ class FedKTL(RoundBased):
         g = rng.torch_stream(fed.seed, "alignment", fed.t)
 
         def loss(params: Params, rows: Tensor) -> Tensor:
-            q = transform(params, means[rows], training=len(rows) > 1)
+            q = apply_layers(params, means[rows], training=len(rows) > 1)
             valid = torch.randn(q.shape, generator=g).to(q.device)
             near = F.mse_loss(q, params["centres"][y[rows]])
             return discrepancy(q, valid) + self.lam * near
@@ -346,21 +351,9 @@ def widen(cosines: Tensor, y: Tensor, margin: float) -> Tensor:
     return torch.where(F.one_hot(y, cosines.shape[1]).bool(), wide, cosines)
 
 
-def transform(weights: Params, x: Tensor, training: bool = False) -> Tensor:
-    """Return latent vectors T(x), [n, D].
-
-    x: class means, [n, C].  training: batch normalisation takes the batch's statistics, which also
-    update the running ones.
-    """
-    h = F.linear(x, weights["0.weight"])
-    mean, var = (weights[name] for name in STATISTICS)
-    h = F.batch_norm(h, mean, var, weights["1.weight"], weights["1.bias"], training)
-    return F.linear(F.relu(h), weights["3.weight"], weights["3.bias"])
-
-
 def centres_of(weights: Params, means: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean latent vector of each class, [C, D], 0 without one; and which have one."""
-    sums, counts = class_sums(transform(weights, means), y.cpu().numpy(), means.shape[1])
+    sums, counts = class_sums(apply_layers(weights, means), y.cpu().numpy(), means.shape[1])
     return (sums / counts.clamp(min=1)[:, None]).float(), counts > 0
 
 
