@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.depths import find_row, index
-from hpcfed.models.model import Head, Model
+from hpcfed.models.model import Extended, Model
 
 
-class MultiExit(Model):
+class MultiExit(Extended):
     """A model with exits: its output is the mean of their logits, [n, C].
 
     Parameters of the exit behind block i, counted from 1, are named "exits.i.body. ..." and
@@ -26,8 +26,8 @@ class MultiExit(Model):
     row: name of the row of blocks in the body, "blocks"; "" without exits.
     """
 
-    def __init__(self, body: nn.Module, head: Head, row: str, exits: dict[int, nn.Module]):
-        super().__init__(body, head)
+    def __init__(self, model: Model, row: str, exits: dict[int, nn.Module]):
+        super().__init__(model)
         self.row = row
         self.exits = nn.ModuleDict({str(i): module for i, module in exits.items()})
 
@@ -61,18 +61,8 @@ def add_exits(model: Model, every: int) -> MultiExit:
     if row:
         check_sequential(model.body, row)
         tail = following(model.body, row)
-    changed = MultiExit(
-        model.body,
-        model.head,
-        row,
-        {i: deepcopy(Model(tail, model.head)) for i in range(every, length, every)},
-    )
-    changed.memory_format, changed.last, changed.frozen = (
-        model.memory_format,
-        model.last,
-        model.frozen,
-    )
-    return changed
+    exits = {i: deepcopy(Model(tail, model.head)) for i in range(every, length, every)}
+    return MultiExit(model, row, exits)
 
 
 def check_sequential(body: nn.Module, row: str) -> None:

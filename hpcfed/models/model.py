@@ -73,6 +73,17 @@ class Model(nn.Module):
         return self.head(self.body(x))
 
 
+class Extended(Model):
+    """A model to which a method adds parts: subclasses add them, and say how they predict.
+
+    It has body and head of the model, and takes over how its weights lie in memory and are named.
+    """
+
+    def __init__(self, model: Model):
+        super().__init__(model.body, model.head)
+        self.memory_format, self.last = model.memory_format, model.last
+
+
 class Pair(nn.Module):
     """A client's own model and a proxy model, which all clients have.
 

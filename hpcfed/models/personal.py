@@ -6,10 +6,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from hpcfed.models.model import Head, Model
+from hpcfed.models.model import Extended, Head, Model
 
 
-class WithPersonal(Model):
+class WithPersonal(Extended):
     """A common model, body and head, and a client's own copy of its head or of all of it.
 
     The parameters of the copy are named "personal. ...", and start as those that they are copies
@@ -17,8 +17,7 @@ class WithPersonal(Model):
     """
 
     def __init__(self, model: Model, part: Literal["head", "model"]):
-        super().__init__(model.body, model.head)
-        self.memory_format, self.last = model.memory_format, model.last
+        super().__init__(model)
         self.part = part
         self.personal = cast(Any, deepcopy(model.head if part == "head" else model))
 

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed import Client, Guide, Model, Params, RoundBased
+from hpcfed.models.model import Extended
 from hpcfed.models.variants import name_variant
 from hpcfed.training.losses import cosines
 
@@ -93,14 +94,13 @@ class Valve(nn.Module):
         return F.relu((self.gamma(condition) + 1) * z + self.beta(condition))
 
 
-class Valved(Model):
+class Valved(Extended):
     """A model with a valve between body and head, and a client's condition, [d], which it keeps."""
 
     condition: Tensor
 
     def __init__(self, model: Model):
-        super().__init__(model.body, model.head)
-        self.memory_format, self.last = model.memory_format, model.last
+        super().__init__(model)
         d = model.head.in_features
         self.valve = Valve(model.head.out_features, d)
         self.register_buffer("condition", torch.zeros(d))
