@@ -23,7 +23,6 @@ fair_flearn names replaces all lam by 1.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -33,8 +32,8 @@ from torch import Tensor
 from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Unused, Upload, unless
 from hpcfed.algorithms.base import PLAIN_GRADIENT
 from hpcfed.algorithms.global_model.iterates import add_iterate
+from hpcfed.algorithms.references.fedsgd import step_down
 from hpcfed.training.infer import mean_loss
-from hpcfed.training.local import gradient, learning_rate
 
 
 @dataclass(frozen=True)
@@ -89,10 +88,7 @@ class AFL(RoundBased):
         if self.updates == "training":
             self.train(fed, client, download, t)
             return Upload(step=client.params() - download, loss=loss)
-        gradient(fed, client, t, partial(self.loss, client, download))
-        step = client.gradient() * -learning_rate(fed, t)
-        statistics = client.params(lambda name: name not in step)
-        return Upload(step=Params({**step, **(statistics - download)}), loss=loss)
+        return Upload(step=step_down(self, fed, client, download, t), loss=loss)
 
     def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> Any:
         """Return the mean step by the weights lambda, and the losses by client."""

@@ -39,11 +39,22 @@ class FedSGD(RoundBased):
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         download = fed.down(client, state)
         self.receive(client, download)
-        gradient(fed, client, t, partial(self.loss, client, download))
-        step = client.gradient() * -learning_rate(fed, t)
-        statistics = client.params(lambda name: name not in step)
-        change = Params({**step, **(statistics - download)})
+        change = step_down(self, fed, client, download, t)
         return Upload(Mean.of(change, self.weight(client)))
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         return state + mean
+
+
+def step_down(
+    method: RoundBased, fed: Federation, client: Client, received: Params, t: int
+) -> Params:
+    """Return the step of the learning rate down the gradient of the method's loss.
+
+    The client's model has the weights that it received. Statistics of batch normalisation change as
+    in the pass that computes the gradient.
+    """
+    gradient(fed, client, t, partial(method.loss, client, received))
+    step = client.gradient() * -learning_rate(fed, t)
+    statistics = client.params(lambda name: name not in step)
+    return Params({**step, **(statistics - received)})
