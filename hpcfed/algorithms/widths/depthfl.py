@@ -100,10 +100,11 @@ class DepthFL(RoundBased):
         for kind in tiers(fed).tiers:
             for name in common_names(fed, kind).values():
                 if name not in x:
-                    raise different(
-                        deepest, kind, f"with exits behind each algorithm.every = {self.every} "
-                        f"blocks, only one of them has {name}"
-                    )  # fmt: skip
+                    why = (
+                        f"with exits behind each algorithm.every = {self.every} blocks, only one "
+                        f"of them has {name}"
+                    )
+                    raise different(deepest, kind, why)
         trained = {common for name, common in names.items() if fed.trainable(name)}
         return State(x, x.pick(trained.__contains__) * 0 if self.alpha else Params())
 

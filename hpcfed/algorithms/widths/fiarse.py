@@ -120,7 +120,7 @@ class FIARSE(RoundBased):
             mask = torch.zeros_like(values["masked"], dtype=torch.bool)
             mask[at] = True
             values |= {"masked": values["masked"][at], "mask": to_bytes(mask)}
-        return Params(values)
+        return values
 
     def receive(self, client: Client, state: Params) -> None:
         client.load(split(client.model, state))
@@ -153,9 +153,6 @@ class FIARSE(RoundBased):
             least = dict.fromkeys(least, torch.stack([*least.values()]).amin())
         return Params({**masks.prefixed("mask/"), **Params(least).prefixed("least/")})
 
-    def averaged(self, state: State) -> Params:
-        return self.model(state)
-
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         download = fed.down(client, self.offer(fed, client, state))
         self.receive(client, download)
@@ -166,10 +163,12 @@ class FIARSE(RoundBased):
             places = has(download).nonzero()[:, 0]
             at["masked"] = (places.cpu(),)
             sent["masked"] = sent["masked"][places]
-        values = trained.pick(buffers.__contains__).prefixed(f"{size_of(client.architecture):g}/")
-        before = download.pick(buffers.__contains__).prefixed(f"{size_of(client.architecture):g}/")
+        prefix = f"{size_of(client.architecture):g}/"
+        after, before = (
+            values.pick(buffers.__contains__).prefixed(prefix) for values in (trained, download)
+        )
         return Upload(
-            Mean.of(Params({**sent, **values}), self.weight(client), at),
+            Mean.of(Params({**sent, **after}), self.weight(client), at),
             relative_to=Params({**download.pick(sent.__contains__), **before}),
         )
 
