@@ -7,7 +7,7 @@ behind all of them. The part of the model from an inner block on is the exit's.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 
 import torch
@@ -26,10 +26,13 @@ class MultiExit(Extended):
     row: name of the row of blocks in the body, "blocks"; "" without exits.
     """
 
-    def __init__(self, model: Model, row: str, exits: dict[int, nn.Module]):
+    def __init__(self, model: Model, row: str, exits: Mapping[int, Model]):
         super().__init__(model)
         self.row = row
         self.exits = nn.ModuleDict({str(i): module for i, module in exits.items()})
+
+    def copies(self) -> Iterable[tuple[str, nn.Module]]:
+        return (("", module) for module in self.exits.values())
 
     def logits(self, x: Tensor) -> list[Tensor]:
         """Return the logits of all exits, [n, C] each, the shallowest first."""

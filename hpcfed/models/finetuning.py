@@ -30,8 +30,7 @@ from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.paths import only_regular
 from hpcfed.core.wording import join_few
-from hpcfed.models.model import Model, Pair
-from hpcfed.models.personal import WithPersonal
+from hpcfed.models.model import Extended, Model, Pair
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -110,8 +109,8 @@ class Finetuning:
             from hpcfed.models.pretrained import load
 
             load(model.own if isinstance(model, Pair) else cast(Model, model), name, path)
-            if isinstance(model, WithPersonal):
-                model.copy_common()
+            if isinstance(model, Extended):
+                model.update_copies()
 
     def restrict(self, model: nn.Module, base: Mapping[str, Tensor] | None) -> None:
         """Leave only the trained tensors among the parameters of a new model, in place.

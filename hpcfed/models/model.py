@@ -1,5 +1,6 @@
 """The parts of every hpcfed model: a body that represents, and a linear head that classifies."""
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -82,6 +83,18 @@ class Extended(Model):
     def __init__(self, model: Model):
         super().__init__(model.body, model.head)
         self.memory_format, self.last = model.memory_format, model.last
+
+    def copies(self) -> Iterable[tuple[str, nn.Module]]:
+        """Return the parts that start as copies, with the prefix of what they are copies of."""
+        return ()
+
+    @torch.no_grad()
+    def update_copies(self) -> None:
+        """Give the parts that start as copies the weights that body and head have now."""
+        weights = dict(self.named_parameters()) | dict(self.named_buffers())
+        for prefix, part in self.copies():
+            for name, value in (*part.named_parameters(), *part.named_buffers()):
+                value.copy_(weights[prefix + name])
 
 
 class Pair(nn.Module):

@@ -1,10 +1,10 @@
 """Models of which each client keeps a part of its own, beside the model that all clients share."""
 
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, Literal, cast
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcfed.models.model import Extended, Head, Model
 
@@ -21,13 +21,8 @@ class WithPersonal(Extended):
         self.part = part
         self.personal = cast(Any, deepcopy(model.head if part == "head" else model))
 
-    @torch.no_grad()
-    def copy_common(self) -> None:
-        """Give the client's copy the weights of the common model."""
-        weights = dict(self.named_parameters()) | dict(self.named_buffers())
-        prefix = "head." if self.part == "head" else ""
-        for name, value in (*self.personal.named_parameters(), *self.personal.named_buffers()):
-            value.copy_(weights[prefix + name])
+    def copies(self) -> Iterable[tuple[str, nn.Module]]:
+        return [("head." if self.part == "head" else "", self.personal)]
 
     def classify_common(self, x: Any) -> Tensor:
         """Return the logits of the common model alone, [n, C]."""

@@ -3,6 +3,7 @@ exits behind inner blocks.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,6 +136,18 @@ def test_each_exit_is_a_copy_of_what_follows_the_blocks():
     trained = {name for name, value in model.named_parameters() if value.grad is not None}
     assert {name.split(".")[1] for name in trained if name.startswith("exits.")} == {"2"}
     assert not any(name.startswith(("body.blocks.2", "head.", "body.last")) for name in trained)
+
+
+def test_exits_start_as_copies_of_pretrained_weights(tmp_path: Path):
+    mlp = ("--models.mix", "resmlp-4")
+    weights = toy.start(Serial(), toy.job("fedavg", *mlp, "--seed", "5")).fed.initial()
+    torch.save(dict(weights), tmp_path / "weights.pt")
+    flags = (*mlp, "--models.weights", str(tmp_path / "weights.pt"))
+    start = toy.start(Serial(), toy.job("depthfl", *flags)).fed.initial()
+    assert toy.differences(start.pick(weights.__contains__), weights) == []
+    for i in (1, 2, 3):
+        copy = start.under(f"exits.{i}.")
+        assert copy and toy.differences(copy, weights.pick(copy.__contains__)) == []
 
 
 class Nested(nn.Sequential):
