@@ -75,9 +75,9 @@ rivals.
 
 def page() -> str:
     """The page."""
-    costs = measured()
+    runs = measured()
     parts = (
-        (f"## {kind[0].upper()}{kind[1:]}", table(HEAD, (row(name, costs) for name in entries)))
+        (f"## {kind[0].upper()}{kind[1:]}", table(HEAD, (row(name, runs) for name in entries)))
         for kind, entries in by_kind().items()
     )
     return joined(INTRO, *(text for part in parts for text in part))
@@ -88,20 +88,20 @@ def row(name: str, runs: dict[str, dict[str, Any]]) -> tuple[str, ...]:
 
     runs: what was measured of each method's run.
     """
-    own, run, bytes_ = ALGORITHMS[name].load()(), runs.get(name, {}), cost(name)
+    method, run, bytes_ = ALGORITHMS[name].load()(), runs.get(name, {}), cost(name)
     return (
         f"[{title(name)}](algorithms/{name}.md)",
-        prose(own.guide.data),
-        MODELS.get(own.accepts, own.accepts),
-        speeds(own),
-        prose(own.guide.sent),
-        ", ".join(needs_of(own)),
-        *(multiple(part / bytes_.trained) for part in (bytes_.down, bytes_.up, bytes_.kept)),
+        prose(method.guide.data),
+        MODELS.get(method.accepts, method.accepts),
+        speeds(method),
+        prose(method.guide.sent),
+        ", ".join(needs_of(method)),
+        *(multiple(part / bytes_.trained) for part in (bytes_.down, bytes_.up, bytes_.memory)),
         *(
             multiple(run[ratio]) if ratio in run else UNKNOWN
             for ratio in ("epochs_ratio", "seconds_ratio")
         ),
-        prose(own.guide.won),
+        prose(method.guide.won),
     )
 
 
@@ -114,11 +114,11 @@ def multiple(ratio: float) -> str:
     return f"{ratio:.0f} x" if ratio >= 10 else f"{ratio:.2g} x"
 
 
-def speeds(own: Method) -> str:
+def speeds(method: Method) -> str:
     """What becomes of clients that are slower than others."""
-    if "virtual time" in time(own):
+    if "virtual time" in time(method):
         return "no waiting"
-    return "unfinished work counts" if own.keeps_stragglers else "rounds wait"
+    return "unfinished work counts" if method.keeps_stragglers else "rounds wait"
 
 
 def measured() -> dict[str, dict[str, Any]]:

@@ -1,19 +1,17 @@
 """What a method sends and keeps in one setting, measured before anything is run."""
 
 import inspect
-from collections import Counter
-from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from text import block, joined, table
 
-from hpcfed.algorithms import ALGORITHMS, trial
+from hpcfed.algorithms import ALGORITHMS
 from hpcfed.algorithms.base import keeps_weights
+from hpcfed.algorithms.trial import measure
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
-from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine.decide import world
 from hpcfed.engine.setup import federation
@@ -59,19 +57,18 @@ class Cost(NamedTuple):
     """What a round costs a client, in bytes, mean over the clients.
 
     down, up: received and sent.  trained: the weights that it trains, which FedAvg would send.
-    kept: what it keeps from round to round, its own weights and other values.
+    memory: what stays with it from round to round, its own weights and other values.
     """
 
     down: float
     up: float
     trained: float
-    kept: float
+    memory: float
 
 
 def traffic(name: str) -> str:
     """The bytes, with the setting that they are for, and the method's own count if it has one."""
-    cls = ALGORITHMS[name].load()
-    _, models = setting(name)
+    _, models = models_for(name)
     down, up, trained, _ = (f"{bytes_:,.0f}" for bytes_ in cost(name))
     text = (
         f"Bytes of a client in a round with the method's defaults, mean over 20 clients on digits "
@@ -80,62 +77,44 @@ def traffic(name: str) -> str:
     return joined(
         text,
         table(("down", "up", "for comparison: what it trains"), [(down, up, trained)]),
-        formula(cls),
+        formula(ALGORITHMS[name].load()),
     )
 
 
 @cache
 def cost(name: str) -> Cost:
-    """A method's costs with its defaults, measured on a trial round."""
-    fed, _ = setting(name)
-    method = fed.job.algorithm
-    down, up = np.mean([method.traffic(fed, k) for k in range(fed.K)], 0)
-    sizes = [fed.shapes(k=k).nbytes for k in range(fed.K)]
-    kinds = {k: kind for kind, k in trial.first_of_kinds(fed).items()}
-    ids = trial.in_order(fed, kinds)
-    number = Counter(zip(fed.architectures, fed.modalities, strict=True))
-    fed_of_trial = trial.trial(fed, ids)
-    try:
-        with rng.scoped(fed.seed, "trial"):
-            trial.perform(fed_of_trial)
-        memory = np.average(
-            [stored_bytes(fed_of_trial.clients[i].memory) for i in range(len(ids))],
-            weights=[number[kinds[k]] for k in ids],
-        )
-    finally:
-        fed_of_trial.store.close()
-    weights = np.mean(sizes) * keeps_weights(method, fed)
-    return Cost(float(down), float(up), float(np.mean(sizes)), float(memory + weights))
+    """A method's costs with its defaults, measured on a trial."""
+    fed = federation_of(name)
+    method, measured, ks = fed.job.algorithm, measure(fed), range(fed.K)
+    down, up = np.mean([method.traffic(fed, k) for k in ks], 0)
+    trained = np.mean([fed.shapes(k=k).nbytes for k in ks])
+    memory = np.mean([measured.memory(k) for k in ks]) + trained * keeps_weights(method, fed)
+    return Cost(float(down), float(up), float(trained), float(memory))
 
 
-def stored_bytes(value: Any) -> int:
-    """The bytes of all arrays and tensors in nested containers."""
-    if isinstance(value, Mapping):
-        return sum(map(stored_bytes, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(stored_bytes, value))
-    return int(getattr(value, "nbytes", 0))
+def models_for(name: str) -> tuple[list[str], str]:
+    """Models that a method accepts: their flags, and what they are in words."""
+    method = ALGORITHMS[name].load()()
+    parts = [MODELS[method.accepts], *(NEEDED[need] for need in method.needs)]
+    flags = [word for words, _ in parts for word in words]
+    return flags, parts[-1][1] if "server" in method.needs else "; ".join(text for _, text in parts)
 
 
-def setting(name: str) -> tuple[Federation, str]:
-    """A method's clients, with models that it accepts, and these models in words."""
-    cls = ALGORITHMS[name].load()
-    parts = [MODELS[cls().accepts], *(NEEDED[need] for need in cls().needs)]
-    words = [*COMMON, *(word for flags, _ in parts for word in flags)]
-    models = parts[-1][1] if "server" in cls().needs else "; ".join(text for _, text in parts)
+def federation_of(name: str) -> Federation:
+    """A method's clients, with models that it accepts."""
+    method, words = ALGORITHMS[name].load()(), [*COMMON, *models_for(name)[0]]
     line = ["--algorithm.name", name, *words, *SHORT.get(name, ())]
     try:
         job = load([*line, *SGD], environ={})
     except ConfigError:  # a method that has no optimiser
         job = load([*line, "--local.lr", "0.001"], environ={})  # the default
     # the other methods do not decide about data, clients and their networks
-    decides = "proxy" in cls().needs or cls().variants != ("",)
-    like = name if decides else "local"
-    return federation(job, Serial(), known(like, *words)), models
+    decides = "proxy" in method.needs or method.variants != ("",)
+    return federation(job, Serial(), world_of(name if decides else "local", *words))
 
 
 @cache
-def known(name: str, *words: str) -> World:
+def world_of(name: str, *words: str) -> World:
     """The data and clients of a setting."""
     return world(load(["--algorithm.name", name, *words], environ={}), Serial())
 

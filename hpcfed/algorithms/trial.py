@@ -1,4 +1,4 @@
-"""Bytes that clients receive and send in a round, measured on a trial before anything is run.
+"""Bytes that clients receive, send and keep, measured on a trial before anything is run.
 
 A trial is two rounds of a few clients of the job, in a federation of their own, on the CPU of one
 rank. Bytes follow from shapes and not from values, so that it computes as little as possible: a
@@ -115,6 +115,7 @@ class Measured:
         self._first = first_of_kinds(fed)
         # bytes by number of classes, by kind; if they do not depend on it, by 0
         self._bytes: dict[Kind, dict[int, Bytes]] = {}
+        self._memory: dict[Kind, int] = {}
         self.moves = False
         self.uploads = 0
         self._compare()
@@ -128,6 +129,10 @@ class Measured:
         if number not in bytes_:
             bytes_[number] = on_line(bytes_, number) or self._try([k])[k]
         return bytes_[number]
+
+    def memory(self, k: int) -> int:
+        """Return the bytes that client k keeps from round to round beside its weights."""
+        return self._memory[self._kind(k)]
 
     def _compare(self) -> None:
         """Measure the clients with the fewest and the most classes of each kind."""
@@ -162,6 +167,8 @@ class Measured:
                 exchange: Any = fed.exchange
                 self.moves = exchange.moved > exchange.summed
                 self.uploads = max(self.uploads, uploads)
+                for i, k in enumerate(ids):
+                    self._memory.setdefault(self._kind(k), nbytes(fed.clients[i].memory))
                 self._fed.shapes_of_means |= fed.shapes_of_means
                 if self._fed.rule and fed.rule:
                     self._fed.rule.learn(fed.rule)
