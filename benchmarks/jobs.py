@@ -42,7 +42,7 @@ from hpcfed.core import rng
 from hpcfed.data.datasets import load as load_data
 from hpcfed.results.columns import so_far
 from hpcfed.storage.atomic import put
-from hpcfed.storage.fields import flat
+from hpcfed.storage.fields import flat, nested
 
 HERE = Path(__file__).resolve().parent
 JOBS = HERE.parent / "jobs" / "methods"
@@ -294,7 +294,7 @@ def choose(name: str, small: Table, folder: Path) -> Table:
         job["evaluate"] = job["evaluate"] | validated
         scores = []
         for values in grid(row, label):
-            trial = overlay(job, nest(values))
+            trial = overlay(job, nested(values))
             score, _ = run(name, trial | {"seed": CHOICE_SEED}, column, folder)
             scores.append([values, score])
         if scores:
@@ -384,7 +384,7 @@ def fields(name: str, small: Table, reference: str = "", choice: Table | None = 
         parts.append(other.get("job", {"algorithm": {"name": reference}}))
     if "grid" in row:
         choice = load_choice(name) if choice is None else choice
-        parts.append(nest(choice.get(reference or name, {}).get("values", {})))
+        parts.append(nested(choice.get(reference or name, {}).get("values", {})))
     result: Table = {}
     for part in [small["all"], *parts]:
         result = overlay(result, part)
@@ -397,15 +397,6 @@ def overlay(job: Table, part: Table) -> Table:
     for key, value in part.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = result[key] | value if both else value
-    return result
-
-
-def nest(values: Table) -> Table:
-    """Return the tables of a job of fields by dotted name."""
-    result: Table = {}
-    for key, value in values.items():
-        table, _, field = key.rpartition(".")
-        result = overlay(result, {table: {field: value}} if table else {field: value})
     return result
 
 

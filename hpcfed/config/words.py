@@ -16,6 +16,7 @@ from hpcfed.config.job import Job
 from hpcfed.config.layers import COMMAND_LINE, Layer
 from hpcfed.config.validation_messages import no_field
 from hpcfed.core.errors import ConfigError
+from hpcfed.storage.fields import nested
 
 HELP = ("--help", "-h")
 METHOD = "algorithm."  # begins the names of a method's own fields
@@ -87,12 +88,8 @@ class CommandLine:
             of_method = each.name.startswith(METHOD) and each.name.count(".") == 1
             if not of_method and each.name not in NAMES:
                 raise ConfigError(f"{COMMAND_LINE}: {no_field(each.name, NAMES)}")
-            *tables, last = each.name.split(".")
-            inner = values
-            for table in tables:
-                inner = inner.setdefault(table, {})
-            inner[last] = not each.no if each.alone or each.no else each.text
-        return Layer(COMMAND_LINE, values, {name: flag(name) for name in self.flags})
+            values[each.name] = not each.no if each.alone or each.no else each.text
+        return Layer(COMMAND_LINE, nested(values), {name: flag(name) for name in self.flags})
 
     def check(self, model: type[Job]) -> None:
         """Raise ConfigError for a flag that the class of the job does not have, or not so.

@@ -6,7 +6,7 @@ training may come from more epochs, augmented views, terms of the loss or anothe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -16,7 +16,7 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import Given, load, resolve
 from hpcfed.config.words import CommandLine
 from hpcfed.config.write import OF_ONE_CALL, to_toml
-from hpcfed.storage.fields import flat
+from hpcfed.storage.fields import covers, flat, nested
 
 # tables of what happens to messages, of which there are none
 OF_MESSAGES = ("compression", "privacy", "secure", "edges")
@@ -42,9 +42,7 @@ def matched_job(job: Job) -> dict[str, Any]:
     if changes.get("algorithm.name", job.algorithm.name) != job.algorithm.name:
         dropped = (*dropped, "algorithm", "models.proxy", "models.server")
     fields = {
-        name: value
-        for name, value in changed_fields(job).items()
-        if not any(name == part or name.startswith(f"{part}.") for part in dropped)
+        name: value for name, value in changed_fields(job).items() if not covers(dropped, name)
     }
     fields = {name: value for name, value in (fields | changes).items() if value is not None}
     alone = resolve(CommandLine.parse([]), lambda path: {}, {}, Given(job=nested(fields))).job
@@ -65,15 +63,3 @@ def changed_fields(job: Job) -> dict[str, Any]:
         usual |= table_defaults(table, type(section))
     usual.pop("algorithm.name", None)
     return {n: v for n, v in flat(job.plain()).items() if n not in usual or usual[n] != v}
-
-
-def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields, by their dotted name, as nested tables."""
-    job: dict[str, Any] = {}
-    for name, value in fields.items():
-        *path, last = name.split(".")
-        table = job
-        for part in path:
-            table = table.setdefault(part, {})
-        table[last] = value
-    return job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Fields = dict[str, Any]
@@ -22,6 +22,18 @@ def flat(tables: dict[str, Any]) -> Fields:
         else:
             left.pop()
     return values
+
+
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted name as nested tables, of which `flat` is the inverse."""
+    tables: dict[str, Any] = {}
+    for name, value in fields.items():
+        *above, last = name.split(".")
+        table = tables
+        for part in above:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return tables
 
 
 def at(tables: Any, name: str) -> Any:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 from hpcfed.core.errors import ConfigError, DamagedError
 from hpcfed.core.safe_read import parse_json
 from hpcfed.storage.columns import ID, PADDED, PADDING, ROWS, SPARSE, check_columns, stored
-from hpcfed.storage.fields import Fields
+from hpcfed.storage.fields import Fields, nested
 
 if TYPE_CHECKING:
     from hpcfed.storage.record import Record
@@ -193,16 +193,8 @@ def check_fields(fields: Fields) -> None:
 
     fields: the job by dotted names.
     """
-    tables: dict[str, Any] = {}
-    for name in FIELDS:
-        if name in fields:
-            *above, last = name.split(".")
-            table = tables
-            for part in above:
-                table = table.setdefault(part, {})
-            table[last] = fields[name]
     try:
-        Job.model_validate(tables)
+        Job.model_validate(nested({name: fields[name] for name in FIELDS if name in fields}))
     except ValidationError as error:
         raise DamagedError(first_mistake(error)) from error
 

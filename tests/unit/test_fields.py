@@ -1,6 +1,6 @@
 """Nested tables by dotted names."""
 
-from hpcfed.storage.fields import at, covers, flat
+from hpcfed.storage.fields import at, covers, flat, nested
 
 
 def test_nested_tables_are_one_by_dotted_names():
@@ -9,7 +9,13 @@ def test_nested_tables_are_one_by_dotted_names():
         "data.alpha": 0.5,
         "data.more": {},
     }
-    assert flat({}) == {}
+    assert flat({}) == nested({}) == {}
+
+
+def test_values_by_dotted_names_become_nested_tables():
+    tables = {"seed": 0, "data": {"shift": {"noise": 0.2}, "alpha": 0.5}}
+    assert nested({"seed": 0, "data.shift.noise": 0.2, "data.alpha": 0.5}) == tables
+    assert nested(flat(tables)) == tables
 
 
 def test_a_value_is_found_by_name_or_is_none():

@@ -8,7 +8,7 @@ import pytest
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.table import table
 from hpcfed.storage import sweep as store
-from hpcfed.storage.fields import flat
+from hpcfed.storage.fields import flat, nested
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import End, Member, Sweep
 
@@ -29,11 +29,7 @@ def job(
         "seed": seed,
         "quiet": seed > 0,
     }
-    tree: dict = {}
-    for name, value in (fields | overrides).items():
-        part, _, last = name.rpartition(".")
-        (tree.setdefault(part, {}) if part else tree)[last] = value
-    return tree
+    return nested(fields | overrides)
 
 
 def run(
