@@ -78,6 +78,16 @@ def assert_models_agree(rounds: Rounds, models: dict[int, nn.Module], tolerance:
             assert torch.allclose(weights[name], value, rtol=0, atol=tolerance), (k, name)
 
 
+def discrepancy(a: Tensor, b: Tensor) -> Tensor:
+    """The maximum mean discrepancy of the rows of a and b, for kernels of four variances."""
+    total = torch.zeros(())
+    for x, y, factor in ((a, a, 1), (b, b, 1), (a, b, -2)):
+        squares = (x[:, None] - y).square().sum(2)
+        for variance in (10, 15, 20, 50):
+            total = total + factor * torch.exp(-squares / (2 * variance)).mean()
+    return total
+
+
 class Referee:
     """A run of a method whose clients have one architecture, and their training in plain torch.
 

@@ -99,7 +99,7 @@ def test_two_rounds_are_those_of_plain_torch():
             valid = torch.randn(q.shape, generator=g)
             near = (q - centres(labels[rows])).square().mean()
             adam.zero_grad()
-            (mmd(q, valid) + LAM * near).backward()
+            (referee.discrepancy(q, valid) + LAM * near).backward()
             adam.step()
         latent = centres_of(net, means, labels)
         image = (decoder["mean"] + latent @ decoder["basis"]).view(C, *toy.SHAPE)
@@ -114,15 +114,6 @@ def test_two_rounds_are_those_of_plain_torch():
 def centres_of(net: nn.Module, means: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     q = net.eval()(means)
     return torch.stack([q[labels == c].mean(0) for c in range(toy.CLASSES)])
-
-
-def mmd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    total = 0
-    for x, y, factor in ((a, a, 1), (b, b, 1), (a, b, -2)):
-        apart = torch.stack([(one - y).square().sum(1) for one in x])
-        for bandwidth in (10, 15, 20, 50):
-            total = total + factor * torch.exp(-0.5 * apart / bandwidth).mean()
-    return total
 
 
 def test_a_class_that_nobody_has_sent_has_no_image():

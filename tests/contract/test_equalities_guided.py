@@ -17,7 +17,7 @@ from hpcfed.models.model import in_head
 from hpcfed.models.personal import in_personal
 from hpcfed.training.losses import mean_discrepancy
 from tests.contract import toy
-from tests.contract.referee import TWO, Referee, batch_of, descend, mean
+from tests.contract.referee import TWO, Referee, batch_of, descend, discrepancy, mean
 from tests.contract.test_equalities import near
 
 MLP = ("--models.mix", "mlp")
@@ -61,12 +61,7 @@ def test_two_rounds_of_fedcp_in_plain_torch(lam: str, monkeypatch):
                 one, two = (hidden / 0.5).exp().chunk(2, 1)
                 a = one / (one + two)
                 value = F.cross_entropy(model.personal(a * z) + model.head((1 - a) * z), y)
-                for s in (10, 15, 20, 50):
-                    kernel = lambda p, q, s=s: (  # noqa: E731
-                        (-(p[:, None] - q).square().sum(2) / (2 * s)).exp().mean()
-                    )
-                    term = kernel(z, z) + kernel(start, start) - 2 * kernel(z, start)
-                    value = value + float(lam) * term
+                value = value + float(lam) * discrepancy(z, start)
                 descend(value, model, only=lambda name: not in_head(name))
             weights = Params(model.state_dict()).clone()
             heads[k] = weights.pick(in_personal)
