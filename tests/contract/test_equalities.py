@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from hpcfed.algorithms.base import Method
 from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.params import Params
@@ -83,6 +84,17 @@ def near(a: Params, b: Params, tolerance: float) -> bool:
         all(torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for name in a)
         and a.keys() == b.keys()
     )
+
+
+def start_alike(patch: pytest.MonkeyPatch, method: type[Method]) -> None:
+    """Let all clients of a method start with one model, as those of methods with mixtures do."""
+    init = method.init
+
+    def init_alike(self, fed):
+        fed.start_alike()
+        return init(self, fed)
+
+    patch.setattr(method, "init", init_alike)
 
 
 def test_fedsgd_is_fedavg_with_one_full_batch_and_plain_sgd():

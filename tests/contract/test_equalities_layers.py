@@ -14,7 +14,7 @@ from hpcfed.models import MODELS, Entry
 from hpcfed.models.model import in_head
 from tests.contract import toy
 from tests.contract.referee import TWO, Referee, equal_mean, mean
-from tests.contract.test_equalities import ONE, SGD, near, run
+from tests.contract.test_equalities import ONE, SGD, near, run, start_alike
 
 UNIFORM = ("--algorithm.weighting", "uniform")
 MLP = ("--models.mix", "mlp")
@@ -121,13 +121,7 @@ def test_fedbabu_without_fine_tuning_ends_with_the_global_model_of_each_client()
 
 
 def test_fedbabu_is_fedrep_whose_heads_are_alike_and_never_trained(monkeypatch):
-    init = FedRep.init
-
-    def init_alike(self, fed):
-        fed.start_alike()
-        return init(self, fed)
-
-    monkeypatch.setattr(FedRep, "init", init_alike)
+    start_alike(monkeypatch, FedRep)
     flags = ("--models.mix", "small", "--algorithm.weighting", "samples")
     ours = run("fedbabu", *flags)
     theirs = run("fedrep", *flags, "--algorithm.head_epochs", "0")

@@ -13,7 +13,7 @@ from hpcfed.core.params import Params
 from hpcfed.models.model import in_head
 from tests.contract import toy
 from tests.contract.referee import TWO, Referee, batch_of, cross_entropy, mean
-from tests.contract.test_equalities import ONE, near, run
+from tests.contract.test_equalities import ONE, near, run, start_alike
 
 ALL = ("--participation", "1")
 MLP, SMALL = ("--models.mix", "mlp"), ("--models.mix", "small")
@@ -66,7 +66,6 @@ def test_two_rounds_of_fedala_in_plain_torch():
     passes = ("--algorithm.first_epochs", "3", "--algorithm.share", "1")
     referee = Referee("fedala", *TWO, *ALL, *passes, "--algorithm.layers", "2")
     names = ("body.3.weight", "body.3.bias", "head.weight", "head.bias")
-    names = [*referee.initial()][-4:]
     w, v, weights = referee.initial(), dict.fromkeys(range(6), referee.initial()), {}
     for t, cohort in enumerate(referee.run()):
         models = {}
@@ -120,8 +119,7 @@ def test_two_rounds_of_fedamp_in_plain_torch(kind: str, sigma: float):
         mixtures = dict.fromkeys(models, referee.initial())
         for i in models if t else ():
             row = attention(models, i, kind, 0.05, sigma)
-            parts = [float(weight) * models[j] for j, weight in row.items()]
-            mixtures[i] = sum(parts[1:], parts[0])
+            mixtures[i] = mean({j: models[j] for j in row}, map(float, row.values()))
 
         def objective(model, x, y, u):
             pairs = ((p - u[name]) for name, p in model.named_parameters())
@@ -182,8 +180,7 @@ def test_two_rounds_of_fedfomo_in_plain_torch(baseline: str):
         base = start if baseline == "start" else before[k]
         gains = {n: gain(k, w, base) for n, w in before.items()}
         weights[k] = {n: value / (sum(gains.values()) or 1) for n, value in gains.items()}
-        parts = [weight * before[n] for n, weight in weights[k].items()]
-        mixture = sum(parts[1:], parts[0]) if any(gains.values()) else base
+        mixture = mean(before, gains.values()) if any(gains.values()) else base
         models[k] = referee.train(k, mixture)
     referee.run()
     mixes = any(0 < weight < 1 for row in weights.values() for weight in row.values())
@@ -205,16 +202,10 @@ def test_fedfomos_clients_receive_few_models_and_send_a_weight_of_each():
 
 
 def test_fedpac_that_gives_heads_back_without_its_term_is_fedrep(monkeypatch):
-    init = FedRep.init
-
-    def init_alike(self, fed):
-        fed.start_alike()
-        return init(self, fed)
-
     def give_back(h: np.ndarray, v: np.ndarray, i: int) -> np.ndarray:
         return np.eye(len(h))[i]
 
-    monkeypatch.setattr(FedRep, "init", init_alike)
+    start_alike(monkeypatch, FedRep)
     monkeypatch.setattr(fedpac, "weights_of_heads", give_back)
     flags = (*SMALL, "--local.lr", "0.02")
     ours = run("fedpac", *flags, "--algorithm.lam", "0", "--algorithm.head_lr", "0.02")
@@ -265,8 +256,7 @@ def test_two_rounds_of_fedpac_in_plain_torch():
             apart = [(h[i] - h[j]).flatten() for j in range(6)]
             P = torch.stack([torch.stack([a @ b for b in apart]) for a in apart])
             weights = least_on_simplex(P + torch.diag(torch.stack([v[j] for j in range(6)])))
-            parts = [float(weights[j]) * models[j].pick(in_head) for j in range(6)]
-            heads[i] = sum(parts[1:], parts[0])
+            heads[i] = mean({k: m.pick(in_head) for k, m in models.items()}, weights.tolist())
     referee.run()
     state = referee.rounds.state
     assert near(state.body, w.pick(state.body.__contains__), 1e-5)

@@ -21,7 +21,7 @@ from hpcfed.models.model import Model
 from hpcfed.models.personal import in_common
 from tests.contract import toy
 from tests.contract.referee import LR, STEPS, TWO, Referee, batch_of, equal_mean, mean
-from tests.contract.test_equalities import FULL, near, run
+from tests.contract.test_equalities import FULL, near, run, start_alike
 
 MLP = ("--models.mix", "mlp")
 
@@ -127,13 +127,7 @@ def test_apfl_of_the_common_model_alone_predicts_as_fedavg(mix: str):
 
 @pytest.mark.parametrize("mix", ["weights", "logits"])
 def test_apfl_of_own_models_alone_is_local_training(mix: str, monkeypatch):
-    init = Local.init
-
-    def init_alike(self, fed):
-        fed.start_alike()
-        return init(self, fed)
-
-    monkeypatch.setattr(Local, "init", init_alike)
+    start_alike(monkeypatch, Local)
     ours = toy.start(
         Serial(), toy.job("apfl", *MLP, "--algorithm.alpha", "1", "--algorithm.mix", mix)
     )
