@@ -22,11 +22,11 @@ def remember(fed: Federation, uploads: Iterable[tuple[int, Mapping[str, Any]]]) 
 
 
 def model(client: Client) -> Params:
-    """Return the model that the server has received last from a client."""
-    return Params(client.recall("received model"))
+    """Return the model that the server has received last from a client; it is empty before one."""
+    return Params(client.recall("received model") or {})
 
 
 def models(fed: Federation) -> dict[int, Params]:
     """Return the last models of this rank's clients that have sent one."""
-    clients = fed.mine(range(fed.K))
-    return {c.id: model(c) for c in clients if c.recall("received model") is not None}
+    last = {client.id: model(client) for client in fed.mine(range(fed.K))}
+    return {k: value for k, value in last.items() if value}

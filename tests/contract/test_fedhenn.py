@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpcfed.algorithms import received
 from hpcfed.algorithms.public_data import alignment, fedhenn, kernels
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
@@ -334,7 +335,7 @@ def test_uploads_are_counted(upload: str, members: int):
 def last_mean(rounds: Rounds) -> Params:
     """The paper's last mean, computed here: by examples, over all clients."""
     fed, initial = rounds.fed, rounds.fed.initial()
-    models = {k: c.memory.get(fedhenn.RECEIVED, initial) for k, c in fed.clients.items()}
+    models = {k: received.model(c) or initial for k, c in fed.clients.items()}
     total = sum(toy.SIZES)
     return Params(
         {n: sum(models[k][n].double() * toy.SIZES[k] for k in models) / total for n in initial}
@@ -344,9 +345,7 @@ def last_mean(rounds: Rounds) -> Params:
 def test_the_final_model_is_the_mean_of_all_clients_last_models():
     rounds = started(*SMALL)
     rounds.step()
-    assert (
-        sum(fedhenn.RECEIVED in c.memory for c in rounds.fed.clients.values()) == 3
-    )  # the others count as they began
+    assert len(received.models(rounds.fed)) == 3  # the others count as they began
     final, want, before = rounds.finish(), last_mean(rounds), rounds.state
     assert all(
         torch.allclose(before[name].double(), want[name], rtol=1e-6, atol=1e-9) for name in want

@@ -35,6 +35,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Job, Mean, Params, RoundBased, Shard, Upload, sgd
+from hpcfed.algorithms import received
 from hpcfed.algorithms.public_data.alignment import Distance, add_alignment
 from hpcfed.algorithms.public_data.kernels import (
     Kernel,
@@ -54,7 +55,6 @@ GROWTH: dict[str, Callable[[int], float]] = {
     "linear": float,
 }
 PREVIOUS = "previous"  # in the state: whether each client was in the last round's cohort, [K]
-RECEIVED = "received model"  # in a client's memory: what the server received of it last
 
 
 class FedHeNN(RoundBased):
@@ -156,11 +156,9 @@ class FedHeNN(RoundBased):
         )
         if self.setting == "homogeneous":
             means = list(uploads)
-            for k, mean in means:
-                fed.clients[k].memory[RECEIVED] = mean.terms[0].value
+            received.remember(fed, ((k, {"model": mean.terms[0].value}) for k, mean in means))
             return fed.mean(means, keep=state)
-        for k, model in uploads:
-            fed.clients[k].memory[RECEIVED] = model
+        received.remember(fed, ((k, {"model": model}) for k, model in uploads))
         if not self.looks_back:
             return state
         took_part = torch.zeros_like(state[PREVIOUS])
@@ -194,7 +192,7 @@ class FedHeNN(RoundBased):
             return None
         initial = fed.initial()
         last = (
-            (client.id, Mean.of(Params(client.recall(RECEIVED) or initial), self.weight(client)))
+            (client.id, Mean.of(received.model(client) or initial, self.weight(client)))
             for client in fed.mine(range(fed.K))
         )
         return fed.mean(last, keep=state)
@@ -257,5 +255,5 @@ def represent_received(fed: Federation, client: Client, rad: Shard) -> Tensor:
     Of a client that has sent none it is the client's initial model.
     """
     module = fed.module(client.architecture)
-    module.assign(client.recall(RECEIVED) or fed.initial(k=client.id))
+    module.assign(received.model(client) or fed.initial(k=client.id))
     return outputs(fed, module.model.eval().body, rad)
