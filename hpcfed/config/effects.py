@@ -182,9 +182,13 @@ def defaults(job: Job) -> dict[str, Any]:
 
 @cache
 def table_defaults(table: str, section: type[BaseModel]) -> dict[str, Any]:
-    """Return the defaults of the fields of a table that are no tables, by dotted name."""
+    """Return the defaults of the fields of a table that are no tables, by dotted name.
+
+    table: its name; "" for the job.
+    """
+    above = f"{table}." if table else ""
     return {
-        f"{table}.{name}": to_jsonable_python(field.get_default(call_default_factory=True))
+        f"{above}{name}": to_jsonable_python(field.get_default(call_default_factory=True))
         for name, field in section.model_fields.items()
         if not field.is_required() and not is_part(field.annotation)
     }

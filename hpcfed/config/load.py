@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from hpcfed.comm.connect import detect_launcher
 from hpcfed.config.check import check, check_fields
+from hpcfed.config.effects import Effects, Idle
 from hpcfed.config.fields import annotation_of, read_text, section
 from hpcfed.config.files import (
     DEFAULT_ALGORITHM as DEFAULT_ALGORITHM,
@@ -34,7 +35,7 @@ from hpcfed.config.words import CommandLine
 from hpcfed.core.errors import ConfigError, format_error
 from hpcfed.core.exit_status import WRONG
 from hpcfed.core.registry import find, refuse_import
-from hpcfed.storage.fields import at, flat
+from hpcfed.storage.fields import Fields, at, flat, nested
 
 MODULE = re.compile(r"[\w.]+:\w+")  # the user's own method or model
 MODELS = "--models.mix (models.proxy, models.server)"
@@ -110,6 +111,20 @@ def load(
     job = resolve(CommandLine.parse(argv), stored, environ, arguments, only).job
     check(job, stored=bool(job.resume))
     return job
+
+
+def load_derived(fields: Fields) -> tuple[dict[str, Any], dict[str, Idle]]:
+    """Return the tables of a job that a command derives, and its fields without effect, left out.
+
+    fields: of the job, by name.
+    Raises ConfigError as `load` does.
+    """
+    derived = Given(job=nested(fields))
+    effects = Effects(resolve(CommandLine.parse([]), lambda path: {}, {}, derived).job)
+    idle = {name: reason for name in fields if (reason := effects.idle(name))}
+    table = nested({name: value for name, value in fields.items() if name not in idle})
+    load([], environ={}, arguments=Given(job=table))
+    return table, idle
 
 
 def refuse_early(words: CommandLine) -> None:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
-from hpcfed.config.effects import Effects, table_defaults, tables
+from hpcfed.config.effects import table_defaults, tables
 from hpcfed.config.job import Job
-from hpcfed.config.load import Given, load, resolve
-from hpcfed.config.words import CommandLine
+from hpcfed.config.load import load, load_derived
 from hpcfed.config.write import OF_ONE_CALL, to_toml
-from hpcfed.storage.fields import covers, flat, nested
+from hpcfed.storage.fields import covers, flat
 
 # tables of what happens to messages, of which there are none
 OF_MESSAGES = ("compression", "privacy", "secure", "edges")
@@ -45,20 +42,12 @@ def matched_job(job: Job) -> dict[str, Any]:
         name: value for name, value in changed_fields(job).items() if not covers(dropped, name)
     }
     fields = {name: value for name, value in (fields | changes).items() if value is not None}
-    alone = resolve(CommandLine.parse([]), lambda path: {}, {}, Given(job=nested(fields))).job
-    effects = Effects(alone)
-    table = nested({name: value for name, value in fields.items() if not effects.idle(name)})
-    load([], environ={}, arguments=Given(job=table))
-    return table
+    return load_derived(fields)[0]
 
 
 def changed_fields(job: Job) -> dict[str, Any]:
     """Return the fields of a job that differ from their defaults, by name."""
-    usual = {
-        name: to_jsonable_python(field.get_default())
-        for name, field in type(job).model_fields.items()
-        if not field.is_required()
-    }
+    usual = dict(table_defaults("", type(job)))
     for table, section in tables(job):
         usual |= table_defaults(table, type(section))
     usual.pop("algorithm.name", None)

@@ -6,14 +6,12 @@ The flags, their defaults and what methods read of them are those of `system/mai
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from hpcfed.config.effects import Effects
-from hpcfed.config.load import Given, load, resolve
+from hpcfed.config.load import load_derived
 from hpcfed.config.methods import ALGORITHMS, bare, registered_name
-from hpcfed.config.words import CommandLine
 from hpcfed.config.write import to_toml
 from hpcfed.core.errors import ConfigError, printable, unknown
 from hpcfed.storage.fields import flat
@@ -344,17 +342,10 @@ def job_of(library: str, words: Sequence[str], generate: str = "noniid - dir") -
     Raises ConfigError for what the library does not know and for what hpcfed has not.
     """
     line = parse(library, words)
-    table = fields(line, generate)
-    job = resolve(CommandLine.parse([]), lambda path: {}, {}, Given(job=table)).job
-    effects = Effects(job)
-    idle = {
-        name: one for name in flat(table["algorithm"]) if (one := effects.idle(f"algorithm.{name}"))
-    }
-    table["algorithm"] = {n: v for n, v in table["algorithm"].items() if n not in idle}
-    load([], environ={}, arguments=Given(job=table))
+    table, idle = load_derived(flat(fields(line, generate)))
     notes = [
         *(f"{short} {value}: {why}" for short, value, why in without_counterpart(line)),
-        *(f"algorithm.{name} is left out: {one.why}" for name, one in idle.items()),
+        *(f"{name} is left out: {reason.why}" for name, reason in idle.items()),
         *differences(line, table, generate),
     ]
     command = " ".join(words)
@@ -364,21 +355,17 @@ def job_of(library: str, words: Sequence[str], generate: str = "noniid - dir") -
 
 def parse(library: str, words: Sequence[str]) -> Line:
     """Return the values of a command line, as the library's argparse reads them."""
-    parser = Parser(prog=f"hpcfed import {library} --", add_help=False)
     model, family = MODEL_FLAGS[library]
-    parser.add_argument("-m", f"--{model}", default=family)
-    for short, flag in FLAGS.items():
-        default = getattr(flag, library)
-        if default is not None:
-            parser.add_argument(f"-{short}", f"--{flag.name}", type=flag.kind, default=default)
-    values = parser.parse_args(list(words))
-    shorts = {action.dest: action.option_strings[0] for action in parser._actions}
-    parser.set_defaults(**dict.fromkeys(shorts))
+    flags = {"m": Flag(model, str, family, family)} | FLAGS
+    flags = {short: flag for short, flag in flags.items() if getattr(flag, library) is not None}
+    parser = Parser(prog=f"hpcfed import {library} --", add_help=False, argument_default=SUPPRESS)
+    for short, flag in flags.items():
+        parser.add_argument(f"-{short}", f"--{flag.name}", type=flag.kind)
     present = vars(parser.parse_args(list(words)))
+    values = Namespace(**{flag.name: getattr(flag, library) for flag in flags.values()} | present)
     method = find(values.algorithm, methods_of(library), OTHER_METHODS[library], "algorithm")
-    return Line(
-        library, method, values, {shorts[n]: v for n, v in present.items() if v is not None}
-    )
+    in_line = {f"-{s}": present[flag.name] for s, flag in flags.items() if flag.name in present}
+    return Line(library, method, values, in_line)
 
 
 def methods_of(library: str) -> dict[str, dict[str, Any]]:

@@ -56,6 +56,14 @@ def test_what_has_no_counterpart_is_said_with_the_reason():
     assert "algorithm.tau is left out: algorithm.mu = 0.0" in job_of("pfllib", ["-algo", "MOON"])
 
 
+def test_a_field_that_the_method_replaces_is_left_out_with_the_reason():
+    line = "-algo FedRep -ls 2 -pls 3"
+    table = table_of("pfllib", line)
+    assert table["algorithm"].items() >= {"head_epochs": 3, "body_epochs": 2}.items()
+    assert "epochs" not in table["local"]
+    assert "# local.epochs is left out: algorithm.head_epochs" in job_of("pfllib", line.split())
+
+
 @pytest.mark.parametrize(("library", "method"), EVERY)
 def test_each_method_becomes_a_valid_job(library, method, tmp_path):
     models = MODELS if library == "pfllib" else FAMILIES
