@@ -153,14 +153,14 @@ def shorten(commit: str) -> str:
 
 
 def by_seed(rows: Mapping[str, Any], study: str, data: str, method: str, variant: str) -> list[Any]:
-    """Return the lines of a cell's seeds; none if one of them diverged."""
-    lines = [rows.get(Cell(study, data, method, variant, seed).key) for seed in SEEDS]
-    return [] if diverged(lines) else [line for line in lines if line]
+    """Return the lines of a cell's seeds that are done."""
+    lines = (rows.get(Cell(study, data, method, variant, seed).key) for seed in SEEDS)
+    return [line for line in lines if line]
 
 
 def diverged(lines: Sequence[Any]) -> int:
-    """Return how many of the runs that are done had a loss of nan."""
-    return sum("diverged" in line for line in lines if line)
+    """Return how many of these runs had a loss of nan."""
+    return sum("diverged" in line for line in lines)
 
 
 def data_with_runs(study: str, rows: Mapping[str, Any]) -> list[str]:
@@ -175,12 +175,9 @@ def write_table(study: str, names: Sequence[str], rows: Mapping[str, Any]) -> No
         text += [f"**{data}**", "", f"| method | {' | '.join(variants)} |"]
         text += ["|---" * (1 + len(variants)) + "|"]
         for method in PLAN["methods"]:
-            of_variants = [
-                [rows.get(Cell(study, data, method, variant, seed).key) for seed in SEEDS]
-                for variant in variants
-            ]
-            if any(map(any, of_variants)):
-                text.append(f"| {method} | {' | '.join(map(cell_text, of_variants))} |")
+            lines = [by_seed(rows, study, data, method, variant) for variant in variants]
+            if any(lines):
+                text.append(f"| {method} | {' | '.join(map(cell_text, lines))} |")
         text.append("")
     done = [cell for cell in cells() if cell.study == study and cell.key in rows]
     commits = sorted({line["commit"] for cell in done if "commit" in (line := rows[cell.key])})
@@ -190,8 +187,7 @@ def write_table(study: str, names: Sequence[str], rows: Mapping[str, Any]) -> No
     (KEPT / f"{study}.md").write_text("\n".join(text))
 
 
-def cell_text(of_seeds: list[Any]) -> str:
-    lines = [line for line in of_seeds if line]
+def cell_text(lines: list[Any]) -> str:
     if not lines:
         return ""
     if n := diverged(lines):
@@ -218,7 +214,7 @@ def draw(study: str, names: Sequence[str], rows: Mapping[str, Any]) -> None:
             axes.plot(x, y, linestyle=line, linewidth=1, **style)
             axes.vlines(x, low, high, color=colour, linewidth=0.8)
         local = by_seed(rows, study, data, "local", PLAIN)
-        if local:
+        if local and not diverged(local):
             level = np.mean([line["accuracy"] for line in local])
             axes.axhline(level, color="grey", linestyle=":", linewidth=1, label="local training")
         axes.set_title(data, fontsize=POINTS)
@@ -248,7 +244,8 @@ def points_of(
     variants = list(PLAN[study]["variants"])
     order = list(reversed(variants)) if study == "privacy" else variants
     for at, variant in enumerate(order):
-        if lines := by_seed(rows, study, data, method, variant):
+        lines = by_seed(rows, study, data, method, variant)
+        if lines and not diverged(lines):
             scores = [line["accuracy"] for line in lines]
             x = at if study == "privacy" else float(np.mean([line["up"] for line in lines]))
             yield x, float(np.mean(scores)), min(scores), max(scores)
