@@ -173,7 +173,7 @@ class DepthFL(RoundBased):
         return State(x, h)
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        return super().columns(fed, state) | accuracies(fed, self, state)
+        return super().columns(fed, state) | accuracies(self, fed, state)
 
 
 def common_names(fed: Federation, architecture: str) -> dict[str, str]:

@@ -120,7 +120,7 @@ class InclusiveFL(RoundBased):
         return state.models.under(f"{client.architecture}/")
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        return super().columns(fed, state) | accuracies(fed, self, state)
+        return super().columns(fed, state) | accuracies(self, fed, state)
 
     def averaged(self, state: State) -> Params:
         return state.models

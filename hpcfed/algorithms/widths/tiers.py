@@ -39,11 +39,11 @@ def tier_shares(method: RoundBased, fed: Federation, cohort: list[int]) -> dict[
     return dict(zip(kinds, mean.tolist(), strict=True))
 
 
-def accuracies(fed: Federation, method: RoundBased, state: Any) -> dict[str, float]:
+def accuracies(method: RoundBased, fed: Federation, state: Any) -> dict[str, float]:
     """Return the main metric of each tier's model, for `columns`; collective.
 
-    It is measured on the whole test split.
-    It is empty without evaluate.common, and with one tier, whose model is that of the record.
+    It is measured on the whole test split. Without evaluate.common there is none, and with one tier
+    neither, whose model is that of the record.
     """
     kinds = tiers(fed).tiers
     if not fed.job.evaluate.common or len(kinds) == 1:
