@@ -112,6 +112,14 @@ class Referee:
         self.model.load_state_dict(dict(w), strict=False)
         return self.model
 
+    def loss(self, k: int, w: Mapping[str, Tensor]) -> float:
+        """The cross-entropy of all of a client's examples, in eval mode."""
+        model = self.with_weights(w).eval()
+        with torch.no_grad():
+            value = cross_entropy(model, *batch_of(self.rounds, k))
+        model.train()
+        return value.item()
+
     def gradient(self, k: int, w: Mapping[str, Tensor]) -> Params:
         """The gradient of the cross-entropy on all of a client's examples."""
         model = self.with_weights(w)

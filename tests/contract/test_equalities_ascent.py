@@ -15,7 +15,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.training.losses import ascent, at_ascent
 from tests.contract import toy
-from tests.contract.referee import TWO, Referee, cross_entropy, equal_mean, mean
+from tests.contract.referee import TWO, Referee, cross_entropy, equal_mean, gradient, mean
 from tests.contract.test_equalities import near, run
 
 ASCENTS = ("fedsam", "fedasam", "fedspeed")
@@ -162,24 +162,21 @@ def after_ascent(model, x, y, rho: float, eta: float | None):
     """The gradient of the cross-entropy after one step of ascent, as an objective of torch.optim's
     kind: a value whose gradient is that one.
     """
-    leaves = dict(model.named_parameters())
-    slopes = dict(
-        zip(leaves, torch.autograd.grad(cross_entropy(model, x, y), leaves.values()), strict=True)
-    )
+    slopes = gradient(cross_entropy(model, x, y), model)
     with torch.no_grad():
-        before = {name: p.clone() for name, p in leaves.items()}
+        before = {name: p.clone() for name, p, _ in slopes}
         t = {
             name: p.abs() + eta if eta is not None and "weight" in name else torch.ones_like(p)
-            for name, p in leaves.items()
+            for name, p in before.items()
         }
-        norm = sum((t[name] * slopes[name]).square().sum() for name in leaves).sqrt()
-        for name, p in leaves.items():
-            p += rho * t[name] ** 2 * slopes[name] / norm
-    after = torch.autograd.grad(cross_entropy(model, x, y), leaves.values())
+        norm = sum((t[name] * g).square().sum() for name, _, g in slopes).sqrt()
+        for name, p, g in slopes:
+            p += rho * t[name] ** 2 * g / norm
+    after = gradient(cross_entropy(model, x, y), model)
     with torch.no_grad():
-        for name, p in leaves.items():
+        for name, p, _ in after:
             p.copy_(before[name])
-    return sum((g * p).sum() for g, p in zip(after, leaves.values(), strict=True))
+    return sum((g * p).sum() for _, p, g in after)
 
 
 @pytest.mark.parametrize("method, rho, eta", [("fedsam", 0.5, None), ("fedasam", 2.0, 0.2)])

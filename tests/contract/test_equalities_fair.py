@@ -13,17 +13,10 @@ from hpcfed.algorithms.global_model.qfedavg import step_sizes
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from tests.contract import toy
-from tests.contract.referee import LR, TWO, Referee, batch_of, cross_entropy, equal_mean, mean
+from tests.contract.referee import LR, TWO, Referee, equal_mean, mean
 from tests.contract.test_equalities import FULL, SGD, near, run
 
 UNIFORM = ("--algorithm.weighting", "uniform")
-
-
-def loss_of(referee: Referee, k: int, w: Params) -> float:
-    """The mean loss of a client's training examples."""
-    model = referee.with_weights(w).eval()
-    with torch.no_grad():
-        return cross_entropy(model, *batch_of(referee.rounds, k)).item()
 
 
 # --- q-FedAvg
@@ -72,7 +65,7 @@ def test_two_rounds_of_qfedavg_in_plain_torch(lipschitz: float | None):
     for cohort in referee.run():
         steps, total = {}, 0.0
         for k in cohort:
-            loss, change = loss_of(referee, k, w), w - referee.train(k, w)
+            loss, change = referee.loss(k, w), w - referee.train(k, w)
             g = L * change
             norm = sum(v.double().square().sum().item() for v in g.values())
             total += 2 * loss * norm + L * loss**2
@@ -107,7 +100,7 @@ def test_two_rounds_of_afl_and_its_last_mean_in_plain_torch():
     models = {}
     for t, cohort in enumerate(referee.run()):
         assert cohort == [0, 1, 2, 3, 4, 5]
-        losses = [loss_of(referee, k, w) for k in cohort]
+        losses = [referee.loss(k, w) for k in cohort]
         w = w - LR * mean({k: referee.gradient(k, w) for k in cohort}, lam)
         step = lam + 0.7 * np.array(losses)
         shift = next(  # the sum of the positive parts is 1

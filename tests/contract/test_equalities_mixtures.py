@@ -168,12 +168,9 @@ def test_two_rounds_of_fedfomo_in_plain_torch(baseline: str):
     start = referee.initial()
     before = {k: referee.train(k, start) for k in range(6)}
 
-    def loss(k: int, w: Params) -> torch.Tensor:
-        return cross_entropy(referee.with_weights(w), *batch_of(referee.rounds, k)).detach()
-
     def gain(k: int, w: Params, base: Params) -> float:
-        square = sum((v - base[name]).square().sum() for name, v in w.items())
-        return float(torch.relu(loss(k, base) - loss(k, w)) / square.sqrt()) if square else 0.0
+        square = sum(float((v - base[name]).square().sum()) for name, v in w.items())
+        return max(0.0, referee.loss(k, base) - referee.loss(k, w)) / (square**0.5 or 1.0)
 
     weights, models = {}, {}
     for k in range(6):
