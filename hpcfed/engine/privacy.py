@@ -30,8 +30,8 @@ def open_account(fed: Federation) -> None:
         if fed.account:
             if isinstance(fed.account, ExampleAccount):
                 fed.account.schedule = NoisyGradients(fed)
-            # with sampled cohorts each round costs all clients alike
-            turns = fed.job.rounds if privacy.sampling else busiest(fed)
+            # other noise costs all clients alike in each round, or is counted by example
+            turns = busiest(fed) if privacy.by == "local" else fed.job.rounds
             fed.account.open(fed.comm, max(1, uploads), turns)
         if fed.rule:
             fed.rule.open(fed)

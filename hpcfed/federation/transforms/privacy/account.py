@@ -36,7 +36,7 @@ class Account:
 
     def __init__(self, job: Job) -> None:
         privacy = job.privacy
-        self.by, self.budget, self.rounds = privacy.by, privacy.epsilon, job.rounds
+        self.by, self.budget = privacy.by, privacy.epsilon
         self.z, self.target = privacy.noise or 0.0, privacy.noise is None
         self.q = 1.0 if self.by == "local" else probability(job)
         self.accountant = Accountant(
@@ -52,7 +52,7 @@ class Account:
     def open(self, comm: Comm, each: int, turns: int) -> None:
         """Find the noise, before the first round; collective.
 
-        each: releases in one round.  turns: of the busiest client, in all rounds.
+        each: releases in one round.  turns: rounds of the run that may cost the same client.
         Raises ConfigError, on all ranks, if no noise reaches the target, or if one round exceeds
         the budget.
         """
@@ -85,8 +85,8 @@ class Account:
         self.accountant = self.accountant.for_run(self.z, (self.q, times))
 
     def most_releases(self, turns: int) -> int:
-        """Return the number of rounds of the run that count.  turns: of the busiest client."""
-        return turns if self.by == "local" else self.rounds
+        """Return the number of rounds that count.  turns: as in `open`."""
+        return turns
 
     def calibrate(self, times: int) -> float:
         """Return the noise with which so many releases cost the budget. Raises ValueError."""

@@ -202,7 +202,7 @@ class CorrelatedAccount(Account):
         self.rounds_done = 0
 
     def most_releases(self, turns: int) -> int:
-        return participations(self.rounds, self.groups)
+        return participations(turns, self.groups)
 
     def note(self, comm: Comm, cohort: Collection[int], each: int) -> None:
         self.ledger.add(self.z, self.q, each if self.begins_cycle else 0)
