@@ -139,11 +139,11 @@ def at_ascent(
         value = loss(model, x, y)
         slopes = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
     shift = ascent(trained, slopes, rho, eta)
-    moved = {f"model.{name}": p + shift[name] for name, p in trained.items()}
+    shifted = {f"model.{name}": p + shift[name] for name, p in trained.items()}
     # which the second pass may change
     statistics = {f"model.{name}": buffer.clone() for name, buffer in model.named_buffers()}
     objective = Whole(model, lambda model, batch: loss(model, *batch))
-    return functional_call(objective, moved | statistics, (x, y))
+    return functional_call(objective, shifted | statistics, (x, y))
 
 
 def ascent(
