@@ -160,7 +160,7 @@ class NoisyGradients:
         for start, end, each in zip(starts, ends, self.rehearsed.each, strict=True):
             number = Counter[int]()
             for tasks in self.tasks[start:end]:
-                number += tasks
+                number.update(tasks)
             for k, times in number.items():
                 total[k] = total.get(k, Gradients()) + self._of(k, each, times)
         return total
