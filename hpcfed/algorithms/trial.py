@@ -13,8 +13,8 @@ follow; else one client is measured for each number of classes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from fractions import Fraction
@@ -160,20 +160,16 @@ class Measured:
         """Return the bytes of these clients, measured beside one client of each kind."""
         alone = self._first.keys() - set(map(self._kind, ks))
         ids = in_order(self._fed, {*ks, *(self._first[kind] for kind in alone)})
-        with rng.scoped(self._fed.seed, "trial"):
-            fed = trial(self._fed, ids, self._encoded)
-            try:
-                bytes_, uploads = perform(fed)
-                exchange: Any = fed.exchange
-                self.moves = exchange.moved > exchange.summed
-                self.uploads = max(self.uploads, uploads)
-                for i, k in enumerate(ids):
-                    self._memory.setdefault(self._kind(k), nbytes(fed.clients[i].memory))
-                self._fed.shapes_of_means |= fed.shapes_of_means
-                if self._fed.rule and fed.rule:
-                    self._fed.rule.learn(fed.rule)
-            finally:
-                fed.store.close()
+        with trial(self._fed, ids, self._encoded) as fed:
+            bytes_, uploads = perform(fed)
+            exchange: Any = fed.exchange
+            self.moves = exchange.moved > exchange.summed
+            self.uploads = max(self.uploads, uploads)
+            for i, k in enumerate(ids):
+                self._memory.setdefault(self._kind(k), nbytes(fed.clients[i].memory))
+            self._fed.shapes_of_means |= fed.shapes_of_means
+            if self._fed.rule and fed.rule:
+                self._fed.rule.learn(fed.rule)
         return dict(zip(ids, bytes_, strict=True))
 
 
@@ -339,7 +335,21 @@ def work_once(
     fed.run([client.id], turn)
 
 
-def trial(fed: Federation, ids: list[int], encoded: bool = True) -> Federation:
+@contextmanager
+def trial(fed: Federation, ids: list[int], encoded: bool = True) -> Iterator[Federation]:
+    """Make a federation of these clients for a trial, which draws from streams of its own.
+
+    encoded: as in `shrink`.
+    """
+    with rng.scoped(fed.seed, "trial"):
+        small = shrink(fed, ids, encoded)
+        try:
+            yield small
+        finally:
+            small.store.close()
+
+
+def shrink(fed: Federation, ids: list[int], encoded: bool) -> Federation:
     """Return a federation of these clients, renumbered, on the CPU of this rank.
 
     encoded: whether it has the transforms and the rule of the federation.

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcfed.algorithms.events import EventBased
 from hpcfed.algorithms.trial import Kind, first_of_kinds, in_order, rehearse, trial
-from hpcfed.core import rng
 from hpcfed.engine.event_queue import make_queue
 from hpcfed.federation.transforms.privacy.examples import Gradients
 from hpcfed.federation.trial import Training
@@ -55,34 +54,29 @@ def rehearse_rounds(fed: Federation) -> Rehearsed:
     """Return the trainings of the rounds of a job, as trials of some of them show them."""
     kinds = {k: kind for kind, k in first_of_kinds(fed).items()}
     ids = in_order(fed, kinds)
-    with rng.scoped(fed.seed, "trial"):
-        small = trial(fed, ids)
-        assert small.trial
-        state: Any = small.job.algorithm.init(small)
+    with trial(fed, ids) as small:
+        notes, state = small.trial, small.job.algorithm.init(small)
+        assert notes
 
         def try_round(t: int) -> Trainings:
             nonlocal state
             state = rehearse(small, state, t)
-            assert small.trial
-            return {kinds[k]: Counter(small.trial.trainings[i]) for i, k in enumerate(ids)}
+            return {kinds[k]: Counter(notes.trainings[i]) for i, k in enumerate(ids)}
 
-        try:
-            beginning = try_round(0)
-            rounds = {0: try_round(0)}
-            last = fed.job.rounds - 1
-            powers = (START * 2**i for i in range(last.bit_length()))
-            for t in (*range(1, START), *powers, last):
-                if t <= last and t not in rounds:
-                    rounds[t] = try_round(t)
-            open_gaps = [(a, b) for a, b in pairwise(sorted(rounds)) if rounds[a] != rounds[b]]
-            while open_gaps and len(rounds) < MOST:
-                a, b = open_gaps.pop()
-                if b - a > 1:
-                    t = (a + b) // 2
-                    rounds[t] = try_round(t)
-                    open_gaps += [(c, d) for c, d in ((a, t), (t, b)) if rounds[c] != rounds[d]]
-        finally:
-            small.store.close()
+        beginning = try_round(0)
+        rounds = {0: try_round(0)}
+        last = fed.job.rounds - 1
+        powers = (START * 2**i for i in range(last.bit_length()))
+        for t in (*range(1, START), *powers, last):
+            if t <= last and t not in rounds:
+                rounds[t] = try_round(t)
+        open_gaps = [(a, b) for a, b in pairwise(sorted(rounds)) if rounds[a] != rounds[b]]
+        while open_gaps and len(rounds) < MOST:
+            a, b = open_gaps.pop()
+            if b - a > 1:
+                t = (a + b) // 2
+                rounds[t] = try_round(t)
+                open_gaps += [(c, d) for c, d in ((a, t), (t, b)) if rounds[c] != rounds[d]]
     once = {kind: beginning[kind] - each for kind, each in rounds[0].items()}
     return Rehearsed(once, *segments(rounds))
 
