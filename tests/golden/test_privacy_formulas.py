@@ -156,6 +156,19 @@ def test_renyi_divergences_are_computed_once_per_noise_and_add_up_as_dp_accounti
     assert len(computed) == 2
 
 
+def test_renyi_divergences_of_many_rates_are_computed_once_each(monkeypatch):
+    """Clients of DP-SGD have a rate of their own, and each round asks for all of them."""
+    computed = []
+    account = dp_accounting.rdp.RdpAccountant
+    monkeypatch.setattr(account, "compose", lambda self, event, times=1: computed.append(event))
+    renyi.cache_clear()
+    for _ in range(2):
+        for n in range(2, 502):
+            renyi(2.5, 1 / n, "add-remove", 0)
+    renyi.cache_clear()  # of what was not computed
+    assert len(computed) == 500
+
+
 def test_dp_accounting_still_reads_one_event_differently_in_its_two_accountants():
     """When this fails, the RDP accountant doubles the sensitivity too: remove our z / 2."""
     replaced = dp_accounting.NeighboringRelation.REPLACE_ONE

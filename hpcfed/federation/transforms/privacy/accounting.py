@@ -224,7 +224,7 @@ def loss(z: float, q: float, neighbours: Neighbours, interval: float) -> Any:
     )
 
 
-@lru_cache(maxsize=256)
+@cache  # without a limit: each round of DP-SGD needs those of many q, one per size of client
 def renyi(z: float, q: float, neighbours: Neighbours, clients: int) -> tuple[np.ndarray, ...]:
     """Return the orders and Renyi divergences of one release, [n] each.
 
