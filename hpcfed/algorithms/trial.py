@@ -33,7 +33,7 @@ from hpcfed.config.selection import Selection
 from hpcfed.config.system import System
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DivergedError, everywhere
-from hpcfed.core.params import Params, Per, Term
+from hpcfed.core.params import Params, Term
 from hpcfed.core.payload import nbytes
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.federation import Federation
@@ -63,9 +63,9 @@ class Counting(Exchange):
         super().__init__(*parts)
         self.summed = self.moved = 0
 
-    def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
+    def mean(self, terms: list[Term], *rest: Any, **named: Any) -> Params:
         self.summed += sum(term.value.nbytes for term in terms)
-        return super().mean(terms, keep, per)
+        return super().mean(terms, *rest, **named)
 
     def gather(self, by_client: Mapping[int, Any]) -> dict[int, Any]:
         self.moved += nbytes(dict(by_client))

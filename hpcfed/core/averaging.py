@@ -20,14 +20,17 @@ def mean_of(
     per: Per,
     sum_: Callable[..., Any],
     place: Callable[[list[Row]], Any] = list,
+    receiver: Callable[[Params, Per], Quotients] | None = None,
 ) -> Params:
     """Return the weighted mean of the terms of all ranks; collective.
 
     keep: gives the names and shapes, and the values where the weights sum to 0.
     sum_: `Comm.sum`.
     place: makes of a list of rows what `sum_` gets; by default they are read on the host.
+    receiver: makes what receives the sums, and turns them into other values than means.
     """
-    quotients, rows = Quotients(keep, per), [Row(term, keep, per) for term in terms]
+    rows = [Row(term, keep, per) for term in terms]
+    quotients = (receiver or Quotients)(keep, per)
     shapes, factors = [array.shape for array in quotients.arrays], [row.factor for row in rows]
     sum_(place(rows), shapes, factors, quotients)
     return quotients.mean()

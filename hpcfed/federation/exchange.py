@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hpcfed.clients.client import Clients
     from hpcfed.comm import Comm
+    from hpcfed.core.averaging import Quotients
     from hpcfed.federation.replay_log import ReplayLog
     from hpcfed.machine.clock import Clock
 
@@ -44,14 +45,21 @@ class Exchange:
         self._comm, self._clients, self._placement = comm, clients, placement
         self._device, self._clock, self._replay = device, clock, replay
 
-    def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
+    def mean(
+        self,
+        terms: list[Term],
+        keep: Params,
+        per: Per = "mean",
+        receiver: Callable[[Params, Per], Quotients] | None = None,
+    ) -> Params:
         """Return the exact weighted mean of all ranks' terms; collective.
 
         The bits do not depend on the number of ranks, nor on the device of the terms.
+        receiver: as `mean_of` takes it.
         """
         self.wait("mean")
         with self._clock("communicate"):
-            return mean_of(terms, keep, per, self._comm.sum, device_rows.place)
+            return mean_of(terms, keep, per, self._comm.sum, device_rows.place, receiver)
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Return all clients' values by id, on all ranks; collective; counts no bytes."""

@@ -5,16 +5,15 @@ import pytest
 import torch
 
 from hpcfed.comm import Comm, Serial
-from hpcfed.core.averaging import Row
+from hpcfed.core.averaging import mean_of
 from hpcfed.core.params import Params, Term
 from hpcfed.federation.transforms.compression.vote import (
-    LONGEST,
-    Course,
     Votes,
     ballot,
     decode,
     digest_of,
     encode,
+    extended,
     move,
 )
 from tests.threads import spmd
@@ -29,10 +28,8 @@ def term(w: list[float], b: list[float], weight: float = 1.0) -> Term:
 
 
 def vote(terms: list[Term], comm: Comm | None = None) -> dict[str, list[float]]:
-    rows, votes = [Row(ballot(t), KEEP, "mean") for t in terms], Votes(KEEP, "mean")
-    shapes = [array.shape for array in votes.arrays]
-    (comm or Serial()).sum(rows, shapes, [1.0] * len(rows), votes)
-    return {name: value.tolist() for name, value in votes.mean().items()}
+    votes = mean_of(map(ballot, terms), KEEP, "mean", (comm or Serial()).sum, receiver=Votes)
+    return {name: value.tolist() for name, value in votes.items()}
 
 
 SIGNS = [
@@ -82,27 +79,35 @@ def test_votes_take_a_bit_or_with_ties_8_fifths(n: int):
 
 
 def test_messages_bring_a_client_from_any_earlier_value_to_the_last_one():
-    """The client adds the votes one after the other; it has the server's very bits."""
+    """The client adds the votes one after the other; it has the server's very bits.
+
+    A vote takes 14 bytes, and the value 400: it is shorter than 29 votes.
+    """
     g, values = np.random.default_rng(0), [torch.randn(100, generator=torch.manual_seed(0))]
-    course = Course((digest_of(values[0]),))
-    for _ in range(LONGEST + 5):
-        message = encode(g.choice(np.array([-1, 1], np.int8), 100))
-        values.append(move(values[-1], decode(message, 100), 0.1))
-        course = course.then(values[-2], message, values[-1])
-    for missed in (0, 1, 20, LONGEST):
+    messages: list[bytes] = []
+    lengths: dict[str, int] = {}
+    for _ in range(35):
+        messages.append(encode(g.choice(np.array([-1, 1], np.int8), 100)))
+        values.append(move(values[-1], decode(messages[-1], 100), 0.1))
+        lengths = extended(lengths, values[-2], len(messages[-1]), values[-1])
+    for missed in range(29):
         value = values[len(values) - 1 - missed]
-        assert course.size_since(digest_of(value)) == 14 * missed
-        for message in course.messages[LONGEST - missed :]:
+        assert lengths[digest_of(value)] == 14 * missed
+        for message in messages[len(messages) - missed :]:
             value = move(value, decode(message, 100), 0.1)
         assert torch.equal(value, values[-1])
-    assert course.size_since(digest_of(values[4])) is course.size_since(None) is None
+    assert len(lengths) == 29
 
 
 def test_after_another_change_a_client_needs_the_complete_value():
     old, new = torch.zeros(8), torch.ones(8)
-    up = encode(np.ones(8, np.int8))
-    course = Course((digest_of(old),)).then(old, up, new)
-    assert (course.size_since(digest_of(old)), course.size_since(digest_of(new))) == (2, 0)
-    other = course.then(new * 0.5, up, new * 1.5)
-    assert other.size_since(digest_of(new)) is None
-    assert other.size_since(digest_of(new * 0.5)) == 2
+    lengths = extended({}, old, 2, new)
+    assert lengths == {digest_of(old): 2, digest_of(new): 0}
+    lengths = extended(lengths, new * 0.5, 2, new * 1.5)
+    assert lengths == {digest_of(new * 0.5): 2, digest_of(new * 1.5): 0}
+
+
+def test_a_value_that_comes_back_needs_no_vote():
+    old, new = torch.zeros(8), torch.ones(8)
+    lengths = extended(extended({}, old, 2, new), new, 2, old)
+    assert lengths == {digest_of(old): 0, digest_of(new): 2}

@@ -21,8 +21,7 @@ training, which is the same if it is one step of plain SGD.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.core import rng
-from hpcfed.core.averaging import Quotients, Row
+from hpcfed.core.averaging import Quotients
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params, Per, Term
 from hpcfed.core.payload import nbytes, not_finite
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SIGNS, TIES = b"\0", b"\1"  # the first byte of an encoded vote
-LONGEST = 32  # votes of which even the shortest are as long as the value itself
 
 
 class Signs(Transform):
@@ -93,65 +91,47 @@ class Signs(Transform):
         return upload.changed(parts, sizes=sizes, updates=parts)
 
     def download(self, fed: Federation, client: Client, value: T) -> tuple[T, int | None]:
-        values, rule = list(values_of(value)), fed.rule
-        assert isinstance(rule, MajorityVote)
+        values = list(values_of(value))
         if not values:
             return value, None
-        memory = dict(client.memory.get(STATE, {}))
+        memory = client.memory.get(STATE, {})
         digests, size = dict(memory.get("votes", {})), nbytes(value)
         for v in values:
-            digest = digest_of(v.tensor)
-            course = rule.course_to(digest)
-            if fed.trial:
-                size += announced(fed.t, course, v.tensor) - v.tensor.nbytes
-            elif course is not None:
-                votes = course.size_since(digests.get(v.path))
-                size -= max(0, v.tensor.nbytes - votes) if votes is not None else 0
+            digest, complete = digest_of(v.tensor), v.tensor.nbytes
+            size += lengths_to(fed, digest).get(digests.get(v.path, ""), complete) - complete
             digests[v.path] = digest
-        if not fed.trial:
-            client.memory[STATE] = memory | {"votes": digests}
+        client.memory[STATE] = memory | {"votes": digests}
         return value, size
 
+    def of_trial(self) -> AnnouncedSigns:
+        return AnnouncedSigns()
 
-@dataclass(frozen=True)
-class Course:
-    """The last values of a tensor, and the votes between them.
 
-    digests: of the values, the last one included.
-    messages: the encoded votes; one fewer.
+class AnnouncedSigns(Signs):
+    """Signs in a trial: downloads have the most bytes for a client that has the last value.
+
+    In the first round nobody has one, so that only what follows counts.
     """
 
-    digests: tuple[str, ...]
-    messages: tuple[bytes, ...] = ()
-
-    def then(self, old: Tensor, message: bytes, new: Tensor) -> Course:
-        """Return the course after a vote that has made a new value of an old one."""
-        before = self if self.digests[-1] == digest_of(old) else Course((digest_of(old),))
-        messages = (*before.messages, message)[-LONGEST:]
-        return Course((*before.digests, digest_of(new))[-len(messages) - 1 :], messages)
-
-    def size_since(self, digest: str | None) -> int | None:
-        """Return the bytes of the votes since an earlier value; None: there is no such value."""
-        if digest not in self.digests:
-            return None
-        latest = max(i for i, other in enumerate(self.digests) if other == digest)
-        return sum(map(len, self.messages[latest:]))
-
-
-def announced(t: int, course: Course | None, value: Tensor) -> int:
-    """Return the most bytes of a download of a client that has the last value, as a trial sees it.
-
-    In its first round nobody has one, so that only what follows counts.
-    """
-    if course is None:
-        return value.nbytes if t else 0
-    return len(TIES) + bytes_of_digits(value.numel())
+    def download(self, fed: Federation, client: Client, value: T) -> tuple[T, int | None]:
+        values = list(values_of(value))
+        if not values:
+            return value, None
+        size = nbytes(value)
+        for v in values:
+            complete = v.tensor.nbytes
+            if lengths_to(fed, digest_of(v.tensor)):
+                size += len(TIES) + bytes_of_digits(v.tensor.numel()) - complete
+            elif not fed.t:
+                size -= complete
+        return value, size
 
 
 class MajorityVote(MeanRule):
     """Moves what clients have trained by eta in the direction of most of their signs.
 
-    courses: by the number of a mean in its round and the tensor's name.
+    lengths: bytes of the votes from earlier values of a tensor to the latest one, by the digests of
+    these values; by the number of a mean in its round and the tensor's name.
     """
 
     hidden_by = "compression.by = 'vote'"
@@ -161,15 +141,15 @@ class MajorityVote(MeanRule):
 
     def __init__(self, eta: float) -> None:
         self.eta = eta
-        self.courses: dict[str, Course] = {}
-        self._closed = self.courses  # as they were after the last complete round
+        self.lengths: dict[str, dict[str, int]] = {}
+        self._closed = self.lengths  # as they were after the last complete round
         self._call = 0
 
     def begin(self) -> None:
-        self.courses, self._call = dict(self._closed), 0
+        self.lengths, self._call = dict(self._closed), 0
 
     def close(self, fed: Federation, uploads: int, reports: Collection[float]) -> None:
-        self._closed = self.courses
+        self._closed = self.lengths
 
     def fresh(self) -> MajorityVote:
         return MajorityVote(self.eta)
@@ -184,55 +164,58 @@ class MajorityVote(MeanRule):
         if rest:
             rest = fed.exchange.mean([restricted(term, rest) for term in terms], rest, per)
         if voted:
-            voted = self._moved(
-                fed, [ballot(restricted(term, voted)) for term in terms], voted, per
-            )
+            voted = self._vote(fed, [ballot(restricted(term, voted)) for term in terms], voted, per)
         self._call += 1
         return Params({name: (voted if name in voted else rest)[name] for name in keep})
 
-    def _moved(self, fed: Federation, ballots: list[Term], keep: Params, per: Per) -> Params:
+    def _vote(self, fed: Federation, ballots: list[Term], keep: Params, per: Per) -> Params:
         """Return the tensors after the vote; collective."""
-        rows, votes = [Row(term, keep, per) for term in ballots], Votes(keep, per)
-        fed.exchange.wait("mean")
-        with fed.clock("communicate"):
-            shapes = [a.shape for a in votes.arrays]
-            fed.comm.sum(rows, shapes, [1.0] * len(rows), votes)
-        moved = {}
-        for name, vote in votes.mean().items():
-            message = encode(array(vote).ravel().astype(np.int8))
-            moved[name] = move(keep[name], decode(message, vote.numel()), self.eta)
+        values = {}
+        for name, votes in fed.exchange.mean(ballots, keep, per, Votes).items():
+            message = encode(array(votes).ravel().astype(np.int8))
+            values[name] = move(keep[name], decode(message, votes.numel()), self.eta)
             key = f"{self._call} {name}"
-            before = self.courses.get(key) or Course((digest_of(keep[name]),))
-            self.courses[key] = before.then(keep[name], message, moved[name])
-        return Params(moved)
-
-    def course_to(self, digest: str) -> Course | None:
-        """Return the course whose last value has this digest; None: there is none."""
-        courses = self.courses.values()
-        return next((course for course in courses if course.digests[-1] == digest), None)
+            self.lengths[key] = extended(
+                self.lengths.get(key, {}), keep[name], len(message), values[name]
+            )
+        return Params(values)
 
     def to_tree(self) -> dict[str, Any]:
-        return {
-            key: {
-                "digests": list(course.digests),
-                "messages": [np.frombuffer(message, np.uint8) for message in course.messages],
-            }
-            for key, course in self._closed.items()
-        }
+        return {key: dict(lengths) for key, lengths in self._closed.items()}
 
     def from_tree(self, tree: dict[str, Any]) -> None:
         self._closed = {
-            key: Course(
-                tuple(course["digests"]),
-                tuple(np.asarray(message).tobytes() for message in course["messages"]),
-            )
-            for key, course in tree.items()
+            key: {digest: int(length) for digest, length in lengths.items()}
+            for key, lengths in tree.items()
         }
         self.begin()
 
 
+def extended(lengths: Mapping[str, int], old: Tensor, length: int, new: Tensor) -> dict[str, int]:
+    """Return the bytes of votes to a new value, after a vote of this length on the old one.
+
+    lengths: of the votes to the latest value, by the digests of earlier ones. Earlier values whose
+    votes are as long as the value itself are left out.
+    """
+    latest = digest_of(old)
+    if lengths.get(latest) != 0:  # the server has changed what the votes gave
+        lengths = {latest: 0}
+    longer = {digest: n + length for digest, n in lengths.items()} | {digest_of(new): 0}
+    return {digest: n for digest, n in longer.items() if n < new.nbytes}
+
+
+def lengths_to(fed: Federation, digest: str) -> Mapping[str, int]:
+    """Return the bytes of votes to the value with this digest, by digest of earlier ones.
+
+    Empty: no vote has made it.
+    """
+    assert isinstance(fed.rule, MajorityVote)
+    histories = fed.rule.lengths.values()
+    return next((lengths for lengths in histories if lengths.get(digest) == 0), {})
+
+
 class Votes(Quotients):
-    """Receiver of sums of signs, which makes votes of them: -1, 0 or 1."""
+    """Receiver of sums of signs, which turns them into votes: -1, 0 or 1."""
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
         if i >= self.first:
