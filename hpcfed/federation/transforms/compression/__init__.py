@@ -30,14 +30,11 @@ def install_compression(fed: Federation) -> None:
 
 def transform_of(settings: Settings) -> Compression:
     """Return the transform of a job's codecs."""
-    feedback: Feedback = "none"
-    if settings.by != "none" and settings.feedback == "auto":
-        fixed = settings.by == "sign" and settings.eta is not None  # whatever the update's length
-        feedback = "auto" if CODECS[settings.by].load().contracts and not fixed else "none"
-    elif settings.feedback != "auto":
-        feedback = settings.feedback
+    feedback: Feedback = settings.feedback
     # codecs that are right in the mean enlarge values, and errors that are added to later messages
-    up = codec_of(settings.by, settings, unbiased=feedback == "none")
+    up = codec_of(settings.by, settings, unbiased=feedback in ("auto", "none"))
+    if feedback == "auto" and not (up and up.contracts):
+        feedback = "none"
     return Compression(up, codec_of(settings.down, settings, unbiased=False), feedback)
 
 

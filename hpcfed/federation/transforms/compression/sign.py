@@ -20,11 +20,10 @@ from hpcfed.federation.transforms.compression.codec import Codec, Shape
 class Sign(Codec):
     """eta: the magnitude of all values; None: the mean magnitude of each tensor."""
 
-    contracts = True
-
     def __init__(self, eta: float | None = None, min_size: int = 0) -> None:
         super().__init__(min_size)
         self.eta = eta
+        self.contracts = eta is None  # a fixed magnitude may be longer than the tensor
 
     def pack(self, x: np.ndarray, generator: Any, memory: dict[str, Any]) -> bytes:
         signs = np.packbits(x.ravel() < 0).tobytes()
