@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.federation.transforms.privacy.accounting import Accountant, Ledger, Release
+from hpcfed.federation.transforms.privacy.accounting import Accountant, Ledger
 from hpcfed.federation.transforms.privacy.central import probability
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Account:
         if self.by != "local":
             return self.accountant.epsilon(self.ledger.then(self.z, self.q, more))
         times = max(self.turns.values(), default=0) + more
-        return self.accountant.epsilon([Release(self.z, 1.0, times)])
+        return self.accountant.cost(self.z, (1.0, times))
 
     @property
     def reason(self) -> str:

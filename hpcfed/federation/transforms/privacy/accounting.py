@@ -108,6 +108,13 @@ class Accountant:
             return self._gaussian(ledger)
         return self._pld(ledger)
 
+    def cost(self, z: float, *parts: tuple[float, int]) -> float:
+        """Return epsilon after releases with one noise multiplier.
+
+        parts: pairs of q and a number of releases.
+        """
+        return self.epsilon([Release(z, q, times) for q, times in parts])
+
     @property
     def _doubled(self) -> bool:
         """Whether one client changes the sum by up to 2 C."""
@@ -155,8 +162,7 @@ class Accountant:
             return self
         enormous = sum(q * times for q, times in parts) / (2 * z**2) / MOST
         coarse = replace(self, interval=max(COARSE, enormous))
-        ledger = [Release(z, q, times) for q, times in parts]
-        if enormous > COARSE or coarse.epsilon(ledger) <= AGREE * self.epsilon(ledger):
+        if enormous > COARSE or coarse.cost(z, *parts) <= AGREE * self.cost(z, *parts):
             return coarse
         return self
 
@@ -172,7 +178,7 @@ class Accountant:
         if accountant.interval != COARSE and accountant.by == "pld" and is_sampled(parts):
             z = accountant._solve(epsilon, parts, guess=z)
         z = round_up(z)
-        while accountant.epsilon([Release(z, q, times) for q, times in parts]) > epsilon:
+        while accountant.cost(z, *parts) > epsilon:
             z = round_up(z * (1 + 10.0**-DIGITS))
         return z
 
@@ -180,9 +186,7 @@ class Accountant:
         """Return the noise multiplier that costs this epsilon, to 1e-7 relatively."""
 
         def excess(log_z: float) -> float:
-            z = math.exp(log_z)
-            value = self.epsilon([Release(z, q, times) for q, times in parts])
-            return math.log(max(value, 1e-12) / epsilon)
+            return math.log(max(self.cost(math.exp(log_z), *parts), 1e-12) / epsilon)
 
         excess = cache(excess)
         at = math.log(guess)

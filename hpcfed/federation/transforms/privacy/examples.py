@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.federation.transforms.privacy.account import Account
-from hpcfed.federation.transforms.privacy.accounting import Accountant, Release, round_up
+from hpcfed.federation.transforms.privacy.accounting import round_up
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -144,21 +144,17 @@ class ExampleAccount(Account):
         A client whose bound by Renyi divergences is no larger than another's epsilon is left out.
         """
         if len(clients) == 1:
-            return self.epsilon(self.accountant, clients[0]), clients[0]
+            return self.accountant.cost(self.z, *clients[0]), clients[0]
         quick = replace(self.accountant, by="rdp")
-        bounds = sorted(((self.epsilon(quick, parts), parts) for parts in clients), reverse=True)
+        bounds = sorted(((quick.cost(self.z, *parts), parts) for parts in clients), reverse=True)
         best: tuple[float, Parts] = 0.0, ()
         if self.accountant.by == "rdp":
             return bounds[0] if bounds else best
         for bound, parts in bounds:
             if bound <= best[0]:
                 break
-            best = max(best, (self.epsilon(self.accountant, parts), parts))
+            best = max(best, (self.accountant.cost(self.z, *parts), parts))
         return best
-
-    def epsilon(self, accountant: Accountant, parts: Parts) -> float:
-        """Return epsilon of a client's gradients."""
-        return accountant.epsilon([Release(self.z, q, n) for q, n in parts])
 
     def facts(self) -> dict[str, Any]:
         """Return what has to be said with each epsilon, for readers of results."""
