@@ -479,8 +479,7 @@ class Federation:
                     f"give (client id, Mean.of(Params, weight)) for each client"
                 )
             terms.extend(part.terms)
-        if self.transforms or self.trial:
-            self.note_shapes(terms, keep)
+        self.note_shapes(terms, keep)
         return self.exchange.mean(terms, keep, per) if keep else keep
 
     def note_shapes(self, terms: Iterable[Term], keep: Params) -> None:
