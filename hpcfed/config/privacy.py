@@ -138,7 +138,7 @@ def refusals(job: Job) -> Iterator[str]:
         )
     if privacy.has_noise and privacy.clip is None:
         yield "noise hides a client only if what it sends is bounded; set privacy.clip"
-    if selection.by in ("size", "power-of-choice", "e3cs", "oort"):
+    if selection.by in ("size", "e3cs") or selection.reads_losses:
         yield (
             f"selection.by = {selection.by!r} chooses clients by their data, or by what they "
             f"report, which no noise hides; set selection.by = 'poisson'"
