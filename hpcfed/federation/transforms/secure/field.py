@@ -103,8 +103,7 @@ def integers(residues: np.ndarray, n: int) -> np.ndarray:
 
 def halves(residues: np.ndarray) -> np.ndarray:
     """Return the lower and the higher bits of residues, of which many can be added up, [2, m]."""
-    low = np.uint64((1 << HALF) - 1)
-    return np.stack([residues & low, residues >> np.uint64(HALF)])
+    return np.stack(split(residues))
 
 
 def join(sums: np.ndarray) -> np.ndarray:
@@ -134,7 +133,7 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     width = max(16, BLOCK // (n + u))
     for start in range(0, b.shape[1], width):
         block = result[:, start : start + width]
-        high, low = split(b[:, start : start + width])
+        low, high = (half.astype(float) for half in split(b[:, start : start + width]))
         total = np.zeros(block.shape, np.uint64)
         for matrix, c, p in zip(scaled, cofactors, PRIMES, strict=True):
             residues = remainders(high * float((1 << HALF) % p) + low, p)
@@ -146,9 +145,8 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def split(residues: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the higher and the lower bits of residues, as float64."""
-    low = np.uint64((1 << HALF) - 1)
-    return (residues >> np.uint64(HALF)).astype(float), (residues & low).astype(float)
+    """Return the lower and the higher bits of residues, uint64."""
+    return residues & np.uint64((1 << HALF) - 1), residues >> np.uint64(HALF)
 
 
 def remainders(values: np.ndarray, p: int) -> np.ndarray:
