@@ -131,10 +131,9 @@ def encoding(execution: Any, n: int) -> tuple[float, float]:
 
 def generate(words: int) -> None:
     """Make this many words of a mask stream, and do nothing with them."""
-    cipher, zeros = keys.encryptor(bytes(keys.KEY)), bytes(keys.CHUNK * keys.WORD)
-    buffer = bytearray(len(zeros) + keys.BLOCK)
+    chunks = keys.full_chunks(bytes(keys.KEY))
     for _ in range(0, words, keys.CHUNK):
-        cipher.update_into(zeros, buffer)
+        next(chunks)
 
 
 def rounds() -> dict[str, Any]:
