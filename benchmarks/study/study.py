@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import studytables
 from studyplan import (
+    EVIDENCE,
     HERE,
     KEPT,
     PLAN,
@@ -70,10 +71,10 @@ def print_plan(rows: dict[str, Any], cells: list[str], limit: float) -> None:
     """Print the core-hours of each cell's missing runs, and the cells that fit into the limit."""
     total = 0.0
     print(f"{'cell':28}{'methods':>8}{'hours':>8}{'sum':>8}  fits into {limit:g} h")
-    for cell, left in hours(rows, cells).items():
-        total += left
+    for cell, missing in hours(rows, cells).items():
+        total += missing
         fits = "yes" if total <= limit else "no"
-        print(f"{cell:28}{len(methods_of(cell)):>8}{left:>8.1f}{total:>8.1f}  {fits}")
+        print(f"{cell:28}{len(methods_of(cell)):>8}{missing:>8.1f}{total:>8.1f}  {fits}")
 
 
 class Worker:
@@ -88,7 +89,7 @@ class Worker:
         self.processes, self.changed = Processes(), Condition()
         self.counted = 0.0  # CPU seconds of all finished processes
         self.cost, self.spent = seconds(rows), 0.0  # core-seconds, those of running tasks included
-        path = [str(HERE.parent / "evidence"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        path = [str(EVIDENCE), *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ["PYTHONPATH"] = os.pathsep.join(path)
 
     def work(self) -> None:

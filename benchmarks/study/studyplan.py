@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
+EVIDENCE = HERE.parent / "evidence"  # has the models of most cells
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.append(str(EVIDENCE))
 
 import methods  # noqa: E402
 from runs import RESULTS  # noqa: E402
@@ -33,6 +35,8 @@ NEEDS = {
     "public": "",
 }
 OF_TUNING = ("--local.lr", "--local.momentum", "--models.mix", "--local.optimiser")
+ALONE = ("local", "central")  # methods without a matched baseline
+SECONDS = 25.0  # of local training in the cell dirichlet-five, before it is measured
 GUESS = 2.0  # a method's time over local training, where nothing is measured
 
 
@@ -88,8 +92,8 @@ def accepts(name: str) -> str:
 def needs_images(name: str) -> bool:
     """Whether a method has two augmented views, makes images, or needs networks of images."""
     method = ALGORITHMS[name].load()()
-    own = ("fedzkt", "pfedhr", "ghn", "fedktl")
-    return method.views > 1 or name in own or bool({"proxy", "server"} & set(method.needs))
+    of_images = ("fedzkt", "pfedhr", "ghn", "fedktl")
+    return method.views > 1 or name in of_images or bool({"proxy", "server"} & set(method.needs))
 
 
 def common_flags(cell: str, name: str) -> str:
@@ -97,13 +101,13 @@ def common_flags(cell: str, name: str) -> str:
     data, partition, mix, share = PLAN["cells"][cell]
     settings = PLAN["settings"].get(name, methods.SETTINGS.get(name, "")).split()
     pairs = zip(settings[::2], settings[1::2], strict=True)
-    own = [word for pair in pairs if pair[0] not in OF_TUNING for word in pair]
+    untuned = [word for pair in pairs if pair[0] not in OF_TUNING for word in pair]
     parts = [
         *("--algorithm.name", name, PLAN["data"][data], PLAN["partitions"][partition]),
         PLAN["models"][mix],
         *(["--participation", str(share)] if share < 1 else []),
         *(NEEDS[need] for need in ALGORITHMS[name].load()().needs),
-        *own,
+        *untuned,
     ]
     return " ".join(" ".join(parts).split())
 
@@ -126,7 +130,7 @@ def final(cell: str, name: str, flags: str) -> Iterator[Task]:
     """The runs of a method with the flags that tuning has chosen, and its matched baseline."""
     for seed in PLAN["seeds"]:
         yield Task(cell, name, "seed", seed, flags)
-        if name not in ("local", "central"):
+        if name not in ALONE:
             yield Task(cell, name, "matched", seed, flags)
 
 
@@ -208,9 +212,6 @@ def seconds(rows: dict[str, Any]) -> dict[tuple[str, str], float]:
     }
 
 
-SECONDS = 25.0  # of local training in the cell dirichlet-five, before it is measured
-
-
 def size(cell: str) -> float:
     """The examples of a cell over those of dirichlet-five."""
     data = PLAN["cells"][cell][0]
@@ -219,20 +220,15 @@ def size(cell: str) -> float:
 
 def hours(rows: dict[str, Any], cells: list[str]) -> dict[str, float]:
     """Core-hours of the runs of each cell that have no row yet."""
-    cost = seconds(rows)
-    missing = dict.fromkeys(cells, 0.0)
+    cost, missing = seconds(rows), {}
     for cell in cells:
+        remaining = sum(
+            cost[cell, "local" if task.kind == "matched" else task.method]
+            for task in ready(rows, [cell], [])
+        )
         for name in methods_of(cell):
-            flags = chosen(cell, name, rows)
-            again = cost[cell, name]
-            alone = cost[cell, "local"] * (name not in ("local", "central"))
-            done = sum(task.key in rows for task in tuning(cell, name))
-            left = (len(trials(name)) - done) * again
-            tasks = list(final(cell, name, flags)) if flags else []
-            if flags is None:
-                left += len(PLAN["seeds"]) * (again + alone)
-            for task in tasks:
-                if task.key not in rows:
-                    left += alone if task.kind == "matched" else again
-            missing[cell] += left / 3600
+            if chosen(cell, name, rows) is None:  # its seeds follow its trials
+                alone = cost[cell, "local"] * (name not in ALONE)
+                remaining += len(PLAN["seeds"]) * (cost[cell, name] + alone)
+        missing[cell] = remaining / 3600
     return missing

@@ -122,15 +122,15 @@ def table(runs: dict[str, Runs], baselines: dict[str, Runs]) -> list[str]:
     lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
     for name in sorted(runs, key=lambda name: -accuracy(runs[name])):
         by_seed = list(runs[name].values())
-        first, second = over.get(name), alone.get(name)
+        over_local, over_matched = over.get(name), alone.get(name)
         cells = [
             f"{name} ({len(by_seed)})",
             f"{accuracy(runs[name]):.3f}",
             f"{np.mean([mean(row['received']) for row in by_seed]):.3f}",
-            *difference_cells(first, corrected[0].get(name)),
-            f"{first.effect:+.2f}" if first else "",
-            f"{(first.clients > 0).mean():.0%} / {(first.clients < 0).mean():.0%}" if first else "",
-            *difference_cells(second, corrected[1].get(name)),
+            *difference_cells(over_local, corrected[0].get(name)),
+            f"{over_local.effect:+.2f}" if over_local else "",
+            better_and_worse(over_local),
+            *difference_cells(over_matched, corrected[1].get(name)),
             f"{np.mean([row['up'] for row in by_seed]) / 1e3:,.1f}",
             f"{np.mean([row['epochs'] for row in by_seed]):.0f}",
             f"{np.mean([row['cpu'] for row in by_seed]):.0f}",
@@ -151,6 +151,11 @@ def difference_cells(one: Difference | None, p: float | None) -> tuple[str, str,
         return "", "", ""
     low_high = " to ".join(f"{end:+.3f}" for end in one.interval or ())
     return f"{one.seeds.mean():+.3f}", low_high, "" if p is None else f"{p:.3f}"
+
+
+def better_and_worse(one: Difference | None) -> str:
+    """The shares of clients that a method makes better and worse, as text."""
+    return f"{(one.clients > 0).mean():.0%} / {(one.clients < 0).mean():.0%}" if one else ""
 
 
 def ranks(means: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, float], int]:
