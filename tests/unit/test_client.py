@@ -33,14 +33,14 @@ def test_initial_weights_follow_from_the_seed_the_client_and_the_architecture_al
     def store(seed: int) -> ClientStore:
         return ClientStore(seed, SHAPE, 4, 16, False, torch.device("cpu"))
 
-    first, later = store(0), store(0)
-    want = first.initial(architecture, 3).flat
+    used = store(0)
+    want = store(0).initial(architecture, 3).flat
     torch.rand(5)
-    later.skeleton(architecture), later.initial(architecture, 1)
+    used.skeleton(architecture), used.initial(architecture, 1)
     before = torch.random.get_rng_state()
-    assert torch.equal(later.initial(architecture, 3).flat, want)
+    assert torch.equal(used.initial(architecture, 3).flat, want)
     assert torch.equal(torch.random.get_rng_state(), before)
-    others = later.initial(architecture, 4), store(1).initial(architecture, 3)
+    others = used.initial(architecture, 4), store(1).initial(architecture, 3)
     assert not any(torch.equal(other.flat, want) for other in others)
 
 

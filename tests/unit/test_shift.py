@@ -157,14 +157,14 @@ def test_the_common_test_split_has_the_tests_of_all_clients_as_they_have_them():
 
 
 def test_the_common_test_split_is_made_only_if_it_is_scored(monkeypatch: pytest.MonkeyPatch):
-    made = []
+    builds = []
     make = World.common_test
-    monkeypatch.setattr(World, "common_test", lambda *parts: made.append(1) or make(*parts))
+    monkeypatch.setattr(World, "common_test", lambda *parts: builds.append(1) or make(*parts))
     job = toy.job("fedavg", *MLP, "--data.shift.rotation_groups", "4", "--rounds", "2")
     toy.run(Serial(), job)
-    assert not made
+    assert not builds
     toy.run(Serial(), toy.job("fedavg", *MLP, "--evaluate.common", "--rounds", "2"))
-    assert made == [1]
+    assert builds == [1]
 
 
 def test_each_group_has_every_image_once_if_images_are_reused():
