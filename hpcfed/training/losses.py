@@ -150,18 +150,18 @@ def ascent(
     weights: Mapping[str, Tensor], slopes: Iterable[Tensor], rho: float, eta: float | None = None
 ) -> dict[str, Tensor]:
     """Return the step e of `at_ascent` by name, from the gradient at these weights."""
-    names = [*weights]
-    scales = [
-        weights[n].detach().abs() + eta if eta is not None and "weight" in n else None
-        for n in names
-    ]
-    steps = [g if t is None else t * g for t, g in zip(scales, slopes, strict=True)]
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in steps]))
-    factor = rho / norm.clamp(min=torch.finfo(norm.dtype).tiny)
-    return {
-        n: factor * (g if t is None else t * g)
-        for n, t, g in zip(names, scales, steps, strict=True)
+    scales = {
+        n: w.detach().abs() + eta for n, w in weights.items() if eta is not None and "weight" in n
     }
+
+    def scale(name: str, value: Tensor) -> Tensor:
+        return scales[name] * value if name in scales else value
+
+    steps = {n: scale(n, g) for n, g in zip(weights, slopes, strict=True)}
+    norms = [torch.linalg.vector_norm(step) for step in steps.values()]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    factor = rho / norm.clamp(min=torch.finfo(norm.dtype).tiny)
+    return {n: factor * scale(n, step) for n, step in steps.items()}
 
 
 def distil(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
