@@ -58,8 +58,14 @@ def mean_loss(fed: Federation, client: Client) -> float:
 
     It is the loss of the data's task. The pass is counted as the client's work.
     """
-    y = torch.from_numpy(client.train.labels).to(fed.device)
-    return float(client.task.loss(logits(fed, client, client.train), y))
+    fed.tallies[client.id].work += FORWARD * client.n
+    return loss_of(fed, client, client.model.eval(), client.train)
+
+
+def loss_of(fed: Federation, client: Client, of: Callable[[Tensor], Tensor], data: Shard) -> float:
+    """Return the mean loss of the logits of(x) on these examples of the client, as in `outputs`."""
+    y = torch.from_numpy(data.labels).to(fed.device)
+    return float(client.task.loss(outputs(fed, of, data), y))
 
 
 def class_sums(z: Tensor, labels: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:

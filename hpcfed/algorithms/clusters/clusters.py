@@ -13,7 +13,7 @@ import torch
 from hpcfed import Client, Federation, Mean, Params, rng
 from hpcfed.algorithms import received
 from hpcfed.core.params import At
-from hpcfed.training.infer import FORWARD, outputs
+from hpcfed.training.infer import FORWARD, loss_of
 from hpcfed.training.server import call
 
 
@@ -49,10 +49,9 @@ def fittest(fed: Federation, client: Client, state: Params) -> int:
     they are.
     """
     client.model.eval()
-    y = torch.from_numpy(client.train.labels).to(fed.device)
     models = (row(state, m) for m in range(max(map(len, state.values()))))
-    logits = (outputs(fed, partial(call, client.skeleton, model), client.train) for model in models)
-    losses = [float(client.task.loss(z, y)) for z in logits]
+    predictors = (partial(call, client.skeleton, model) for model in models)
+    losses = [loss_of(fed, client, predict, client.train) for predict in predictors]
     return losses.index(min(losses))
 
 

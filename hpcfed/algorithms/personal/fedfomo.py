@@ -34,7 +34,7 @@ from hpcfed import Client, Federation, Guide, Params, RoundBased, Shard, Share, 
 from hpcfed.algorithms import received
 from hpcfed.algorithms.decentralised.mixing import mix
 from hpcfed.config.conditions import Unused, field
-from hpcfed.training.infer import FORWARD, outputs
+from hpcfed.training.infer import FORWARD, loss_of
 from hpcfed.training.server import call
 
 WEIGHT = 4  # bytes of one weight
@@ -159,11 +159,9 @@ class FedFomo(RoundBased):
         start: the model with which they are compared.  data: the validation examples.
         """
         client.model.eval()
-        y = torch.from_numpy(data.labels).to(fed.device)
 
         def measure(model: Params) -> float:
-            logits = outputs(fed, partial(call, client.skeleton, model), data)
-            return float(client.task.loss(logits, y))
+            return loss_of(fed, client, partial(call, client.skeleton, model), data)
 
         fed.tallies[client.id].work += FORWARD * len(data) * (1 + len(models))
         losses = [measure(model) for model in models.values()]
