@@ -199,9 +199,8 @@ def test_a_target_finds_the_noise_and_a_budget_ends_the_run():
 def test_training_twice_in_a_round_counts_twice():
     rounds = toy.start(Serial(), toy.job("ditto", *PRIVATE, "1", "--privacy.noise", "2"))
     rounds.step()
-    assert (
-        max(g.total() for g in rounds.fed.account.gradients.values()) == 4
-    )  # the client with 32 examples, in batches of 16
+    numbers = [gradients.total() for gradients in rounds.fed.account.gradients.values()]
+    assert max(numbers) == 4  # the client with 32 examples, in batches of 16
 
 
 def refusal(method: str, *flags: str) -> str:
