@@ -132,6 +132,13 @@ MODEL_FLAGS = {"pfllib": ("model", "CNN"), "htfllib": ("model_family", "HtM10")}
 
 WEIGHTED = {"weighting": "samples"}  # where the usual weighting of hpcfed's method is uniform
 BATCHWISE = {"prototypes": "during", **WEIGHTED}
+GENERATOR = {
+    "noise_size": "-nd",
+    "hidden": "-hd",
+    "server_steps": "-se",
+    "server_lr": "-glr",
+    "server_batch": "-lbs",
+}
 # methods of the libraries: the fields of hpcfed's method by their flag, or a fixed value
 METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "pfllib": {
@@ -145,13 +152,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         "FedDyn": {"alpha": "-al"},
         "MOON": {"mu": "-mu", "tau": "-tau"},
         "FedBABU": {"final_epochs": "-fte", **WEIGHTED},
-        "FedGen": {
-            "noise_size": "-nd",
-            "hidden": "-hd",
-            "server_steps": "-se",
-            "server_lr": "-glr",
-            "server_batch": "-lbs",
-        },
+        "FedGen": GENERATOR,
         "SCAFFOLD": {"eta_g": "-slr"},
         "FD": {"gamma": "-lam"},
         "FML": {"alpha": "-al", "beta": "-bt"},
@@ -167,14 +168,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "htfllib": {
         **{name: {} for name in ("Local", "LG-FedAvg")},
         "FedProto": {"lam": "-lam", **BATCHWISE},
-        "FedGen": {
-            "share": "head",
-            "noise_size": "-nd",
-            "hidden": "-hd",
-            "server_steps": "-se",
-            "server_lr": "-glr",
-            "server_batch": "-lbs",
-        },
+        "FedGen": {"share": "head", **GENERATOR},
         "FD": {"gamma": "-lam"},
         "FML": {"alpha": "-al", "beta": "-bt"},
         "FedKD": {"energy_start": "-Ts", "energy_end": "-Te", **WEIGHTED},

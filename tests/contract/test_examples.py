@@ -234,9 +234,6 @@ def test_other_engines_are_refused():
         toy.job("fedavg", *PRIVATE, "1", "--training.engine", "traced")
 
 
-MIXES = {"one architecture": "mlp", "widths": "cnn", "depths": "resmlp-2,resmlp-4"}
-
-
 @pytest.fixture
 def noisy_steps(monkeypatch: pytest.MonkeyPatch) -> dict[int, Counter[float]]:
     """The noisy gradients of each client outside of trials, by the q of their batches."""
@@ -265,8 +262,7 @@ def largest_epsilon(counts: dict[int, Counter[float]], z: float) -> float:
 def test_every_method_stays_within_its_budget_or_is_refused_with_the_reason(
     method: str, noisy_steps
 ):
-    mix = MIXES.get(algorithm(method)().accepts, "mlp,cnn,fedhenn-3,mlp,cnn,fedhenn-1")
-    flags = ("--privacy.epsilon", "3", "--models.mix", mix, "--local.epochs", "2")
+    flags = ("--privacy.epsilon", "3", *toy.without_norm(method), "--local.epochs", "2")
     job = toy.job(method, *PRIVATE, "1", *flags, "--rounds", "3", "--evaluate.every", "9")
     try:
         rounds = toy.start(Serial(), job)

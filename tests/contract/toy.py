@@ -44,6 +44,8 @@ MIXES = {
     "widths": "small",
     "depths": "resmlp-2,resmlp-4",
 }  # by what a method accepts; others: MIX
+WITHOUT_NORM = {"one architecture": "mlp", "widths": "cnn", "depths": "resmlp-2,resmlp-4"}
+MIX_WITHOUT_NORM = "mlp,cnn,fedhenn-3,mlp,cnn,fedhenn-1"
 DIFFERENT = {"widths": ("--models.widths", "1,0.5,0.25")}  # in which clients may differ beside it
 SETTINGS = {  # what a method needs beside its defaults, the last for a fraction of a second
     "dsgd": ("--algorithm.topology", "complete"),
@@ -236,6 +238,11 @@ def capture_on_cpu(recordings: list) -> Callable:
 def different(method: str) -> tuple[str, ...]:
     """Flags with which clients differ as far as the method, as it declares itself, accepts."""
     return DIFFERENT.get(algorithm(method)().accepts, ())
+
+
+def without_norm(method: str) -> tuple[str, str]:
+    """Flags for models without batch normalisation, as the method accepts them."""
+    return "--models.mix", WITHOUT_NORM.get(algorithm(method)().accepts, MIX_WITHOUT_NORM)
 
 
 def differences(a: Any, b: Any) -> list[str]:
