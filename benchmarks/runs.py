@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from hpcfed.core.exit_status import DONE, RESUME_ME, as_shells_count
 from hpcfed.engine.fault_tolerance.supervise import onward
+from hpcfed.storage.record import Record
 
 RESULTS = Path(
     os.path.relpath(Path(__file__).parent / "results")
@@ -131,6 +132,12 @@ def keep(results: Path, path: Path) -> None:
     part = path.with_suffix(".part")
     shutil.copyfile(results, part)
     os.replace(part, path)
+
+
+def short_commit(record: Record) -> str:
+    """The commit of hpcfed that made a record; it ends in "+" if files differ."""
+    commit = record.header["commit"]
+    return commit[:8] + "+" * commit.endswith("+")
 
 
 def slug(name: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from runs import FOLDER, RESULTS, Processes, Run, run, slug
+from runs import FOLDER, RESULTS, Processes, Run, run, short_commit, slug
 
 from hpcfed.report.fairness import worst_tenth
 from hpcfed.results import privacy, summary
@@ -144,12 +144,8 @@ def figures(path: Path, method: str) -> dict[str, float | str | None]:
         "down": round(float(traffic["down_per_client_round"]), 1),
         "epsilon": privacy.facts(record).get("epsilon"),
         "seconds": round(float(record.column("rounds/seconds").sum()), 1),
-        "commit": shorten(record.header["commit"]),
+        "commit": short_commit(record),
     }
-
-
-def shorten(commit: str) -> str:
-    return commit[:8] + "+" * commit.endswith("+")
 
 
 def by_seed(rows: Mapping[str, Any], study: str, data: str, method: str, variant: str) -> list[Any]:

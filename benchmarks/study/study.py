@@ -39,7 +39,7 @@ from hpcfed.storage.results import load
 
 sys.path.append(str(HERE.parent))
 
-from runs import FOLDER, Processes, Run, run, slug
+from runs import FOLDER, Processes, Run, run, short_commit, slug
 
 HOUR = 3600.0
 
@@ -191,7 +191,7 @@ def figures(path: Path, each: bool) -> dict[str, Any]:
         "up": round(float(traffic["up_per_client_round"])),
         "virtual": round(float(record.column("rounds/virtual_seconds")[-1]), 1),
         "seconds": round(float(record.column("rounds/seconds").sum()), 1),
-        "commit": record.header["commit"][:8],
+        "commit": short_commit(record),
     }
 
 

@@ -15,6 +15,7 @@ from hpcfed.config.load import load as load_job
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.core.exit_status import RESUME_ME
 from hpcfed.main import main
+from hpcfed.storage.record import Record
 from hpcfed.storage.record import load as read
 from tests import limits
 
@@ -276,6 +277,13 @@ def test_a_command_that_takes_too_long_is_ended_with_its_children_and_its_output
         3,
         "done\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("commit", "short"), [("0123456789abcdef", "01234567"), ("0123456789abcdef+", "01234567+")]
+)
+def test_the_commit_of_a_row_tells_whether_files_differed(commit, short):
+    assert runs.short_commit(Record({"commit": commit}, {}, {}, rounds=0)) == short
 
 
 def test_a_study_of_uploads_without_runs_writes_neither_table_nor_picture(tmp_path, monkeypatch):
