@@ -86,6 +86,7 @@ class Worker:
     def __init__(self, rows: dict[str, Any], options: argparse.Namespace) -> None:
         self.rows, self.options = rows, options
         self.running: set[str] = set()
+        self.failed: set[str] = set()  # what ended without a row, which another call takes again
         self.processes, self.changed = Processes(), Condition()
         self.counted = 0.0  # CPU seconds of all finished processes
         self.cost, self.spent = seconds(rows), 0.0  # core-seconds, those of running tasks included
@@ -106,7 +107,9 @@ class Worker:
             row = self.measure(task)
             with self.changed:
                 self.running.discard(task.key)
-                if row:
+                if not row:
+                    self.failed.add(task.key)
+                else:
                     self.rows[task.key] = row
                     KEPT.mkdir(parents=True, exist_ok=True)
                     with (KEPT / f"{task.cell}.jsonl").open("a") as file:
@@ -119,7 +122,8 @@ class Worker:
         with self.changed:
             while not self.processes.stopping:
                 tasks = ready(self.rows, options.cells, options.methods, options.seeds)
-                task = next((one for one in tasks if one.key not in self.running), None)
+                taken = self.running | self.failed
+                task = next((one for one in tasks if one.key not in taken), None)
                 if task:
                     self.spent += self.cost[task.cell, task.method]
                     if self.spent > options.hours * HOUR:

@@ -90,6 +90,16 @@ def test_the_worker_stops_after_its_hours_and_continues_with_what_is_missing(tmp
     assert len((tmp_path / "heart.jsonl").read_text().splitlines()) == 7
 
 
+def test_a_run_that_ends_without_a_row_is_tried_once_per_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "KEPT", tmp_path)
+    options = Namespace(cells=["heart"], methods=["local"], seeds=1, side_by_side=2, hours=9.0)
+    worker, tried = study.Worker({}, options), []
+    worker.cost = {("heart", "local"): 1800.0}
+    worker.measure = lambda task: tried.append(task.key)
+    worker.work()
+    assert len(tried) == len(set(tried)) == 6  # the trials of local training
+
+
 def test_hours_are_those_of_the_missing_runs():
     rows = {}
     before = studyplan.hours(rows, ["heart"])["heart"]
