@@ -12,6 +12,7 @@ from pydantic_core import to_jsonable_python
 from hpcfed.config.architectures import find as find_model
 from hpcfed.config.compression import check_compression
 from hpcfed.config.datasets import DATASETS
+from hpcfed.config.defence import check_defence
 from hpcfed.config.effects import format_value, refuse_idle_fields
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.config.privacy import refusals
@@ -52,6 +53,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_compression(job)
     check_privacy(job)
     check_secure(job)
+    check_defence(job)
     if not stored:
         refuse_idle_fields(job)
 

@@ -15,6 +15,7 @@ from hpcfed.config import methods
 from hpcfed.config.adapt import Adapt
 from hpcfed.config.compression import Compression
 from hpcfed.config.conditions import check_conditions
+from hpcfed.config.defence import ALIKE, Defence
 from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.fields import section, table_names
@@ -137,6 +138,7 @@ class Job(Limited):
     compression: Compression = Compression()
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
+    defence: Defence = Defence()
     evaluate: Evaluate = Evaluate()
     adapt: Adapt = Adapt()
     checkpoint: Checkpoint = Checkpoint()
@@ -179,8 +181,8 @@ class Job(Limited):
     def implied(self) -> dict[str, dict[str, Any]]:
         """Defaults that other settings imply, for fields that the job does not set.
 
-        By source: those of [local] that the method has, and what an account of privacy needs. Each
-        by the field's name.
+        By source: those of [local] that the method has, what an account of privacy needs, and what
+        a defence needs. Each by the field's name.
         """
         method, privacy = self.algorithm, self.privacy
         local = {f"local.{name}": value for name, value in method.local_defaults.items()}
@@ -190,7 +192,12 @@ class Job(Limited):
             needed["selection.by"] = privacy.sampling
         if privacy.bounds and not privacy.cap and "weighting" in type(method).model_fields:
             needed["algorithm.weighting"] = "uniform"
-        return {f"default of {method.name}": local, f"privacy.by = {privacy.by}": needed}
+        alike = self.defence.by in ALIKE and "weighting" in type(method).model_fields
+        return {
+            f"default of {method.name}": local,
+            f"privacy.by = {privacy.by}": needed,
+            f"defence.by = {self.defence.by}": {"algorithm.weighting": "uniform"} if alike else {},
+        }
 
     def sources(self) -> dict[str, str]:
         """Return the fields whose values come from the preset or are implied by other settings.

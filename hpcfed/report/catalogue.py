@@ -31,6 +31,7 @@ REGISTRIES = {
     "selections": "hpcfed.config.selection:SELECTIONS",
     "codecs": "hpcfed.config.compression:CODECS",
     "protocols": "hpcfed.config.secure:PROTOCOLS",
+    "defences": "hpcfed.config.defence:DEFENCES",
     "tasks": "hpcfed.tasks:TASKS",
     "metrics": "hpcfed.tasks:METRICS",
     "figures": "hpcfed.report.figures.registry:FIGURES",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpcfed.federation.transforms.bounded import BoundedMean
 from hpcfed.federation.transforms.compression import install_compression
+from hpcfed.federation.transforms.defence.robust_mean import RobustMean
 from hpcfed.federation.transforms.privacy.account import Account
 from hpcfed.federation.transforms.privacy.central import CentralBound, CentralMean
 from hpcfed.federation.transforms.privacy.correlated import CorrelatedAccount, CorrelatedMean
@@ -43,8 +44,10 @@ def install(fed: Federation) -> None:
         fed.rule = CorrelatedMean(job)
     if privacy.has_noise:
         fed.account = make_account(fed)
-    if fed.job.secure.by != "none":
+    if job.secure.by != "none":
         install_secure_sums(fed)
+    if job.defence.by != "none":
+        fed.rule = RobustMean(job.defence)
 
 
 def make_account(fed: Federation) -> Account:

@@ -1,0 +1,1 @@
+"""Defences against attackers among the clients: each rule is one file."""

@@ -1,0 +1,42 @@
+"""Geometric median: the point with the smallest sum of distances to the updates.
+
+Pillutla, Kakade and Harchaoui, IEEE TSP 2022, arXiv:1912.13445 (RFA), algorithm 2: Weiszfeld's
+method from the weighted mean z,
+
+    b_k = a_k / max(nu, ||z - x_k||),    z <- sum_k b_k x_k / sum_k b_k,
+
+where a_k are the clients' weights. It withstands attackers with less than half of the weight. All
+iterations work on the matrix of inner products, so that their number costs nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpcfed.federation.transforms.defence.comparison import Comparison
+from hpcfed.federation.transforms.defence.rule import Choice, Rule
+
+
+class GeometricMedian(Rule):
+    """The smoothed geometric median.
+
+    nu: smallest distance that counts.  iterations: of Weiszfeld's method; 0 is the weighted mean.
+    """
+
+    weighted = True
+
+    def __init__(self, nu: float, iterations: int) -> None:
+        self.nu, self.iterations = nu, iterations
+
+    def choose(self, updates: Comparison) -> Choice:
+        parts = updates.weights / updates.weights.sum()
+        for _ in range(self.iterations):
+            parts = updates.weights / np.maximum(self.nu, distances_to(parts, updates.gram))
+            parts /= parts.sum()
+        return Choice(parts, np.ones(updates.n))
+
+
+def distances_to(parts: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    """Return the distances of vectors with these inner products to sum_k parts_k x_k."""
+    along = gram @ parts
+    return np.sqrt(np.maximum(0.0, parts @ along - 2 * along + np.diag(gram)))

@@ -1,0 +1,501 @@
+"""A robust rule in the place of the exact mean of the clients' uploads.
+
+Updates are differences to the value that the mean replaces. What a rule compares, the clients'
+complete updates or their values of each coordinate, follows from what has weights of its own in the
+mean:
+
+- one weight for all tensors (`per` = "mean"): complete updates are compared;
+- one for each tensor: updates are compared tensor by tensor, among the clients that send it;
+- one for each row, such as the prototype of a class: row by row, among the clients that have it;
+- one for each value, as with sub-models: only a rule that works by coordinates can take them.
+
+Statistics of batch normalisation follow the choice, but are not compared: their scale has nothing
+to do with that of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hpcfed.config.defence import DEFENCES
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError, everywhere
+from hpcfed.core.params import Mean, Params, Per, Term
+from hpcfed.federation.sealed import MeanRule
+from hpcfed.federation.side_by_side import Block, SideBySide
+from hpcfed.federation.transforms.defence.buckets import Buckets
+from hpcfed.federation.transforms.defence.comparison import (
+    Comparison,
+    exponents,
+    in_units,
+    products,
+)
+from hpcfed.federation.transforms.defence.median import Median
+from hpcfed.federation.transforms.defence.rule import Choice, Rule, attackers_among
+from hpcfed.federation.transforms.privacy.noise import gaussian
+
+if TYPE_CHECKING:
+    from hpcfed.config.defence import Defence as Settings
+    from hpcfed.federation.federation import Federation
+
+ALL = ""  # the unit of all tensors
+
+
+class Unit(NamedTuple):
+    """Clients and tensors that are compared with one another.
+
+    entries: of the clients, among all of the mean.  names: of the tensors.  weights: [n].
+    """
+
+    entries: list[int]
+    names: list[str]
+    weights: np.ndarray
+
+
+class Chosen(NamedTuple):
+    """Groups of the clients that have a tensor, and the weight of each group."""
+
+    buckets: Buckets
+    weights: np.ndarray
+
+
+class RobustMean(MeanRule):
+    """A robust rule in the place of the mean.
+
+    used: whether a mean was computed by it.
+    last: what each mean of the last complete round changed, by its number; for rules that remember.
+    """
+
+    seals = False
+    hides_counts = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.rule, self.used = settings, rule_of(settings), False
+        self.last: dict[str, Params] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self._call = 0
+        self._changes: dict[str, Params] = {}
+
+    def close(self, fed: Federation, uploads: int, reports: Collection[float]) -> None:
+        self.last = self.last | self._changes
+
+    def fresh(self) -> RobustMean:
+        return RobustMean(self.settings)
+
+    def learn(self, trial: MeanRule) -> None:
+        assert isinstance(trial, RobustMean)
+        self.used |= trial.used
+
+    def open(self, fed: Federation) -> None:
+        if not self.used:
+            raise ConfigError(
+                f"defence.by = {self.settings.by!r} stands in the place of a mean of what "
+                f"clients send, and the server of {fed.job.algorithm.name} computes none; "
+                f"set defence.by = 'none', or take another method, such as fedavg"
+            )
+
+    def to_tree(self) -> dict[str, Any]:
+        return {call: dict(change) for call, change in self.last.items()}
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        self.last = {call: Params(change) for call, change in tree.items()}
+        self.begin()
+
+    def mean(self, fed: Federation, parts: list[tuple[int, Any]], keep: Params, per: Per) -> Params:
+        call = str(self._call)
+        self._call += 1
+        terms = [(k, single(fed, k, part)) for k, part in parts]
+        fed.note_shapes([term for _, term in terms], keep)
+        if not keep:
+            return keep
+        self.used = True
+        fed.exchange.wait("defence")
+        result = OneMean(fed, self, call, terms, keep, per).compute()
+        if self.rule.remembers:
+            self._changes[call] = result - keep
+        return result
+
+
+def single(fed: Federation, k: int, part: Any) -> Term:
+    """Return the only term of what a client adds to a mean."""
+    if not isinstance(part, Mean) or len(part.terms) != 1:
+        raise ConfigError(
+            f"defence.by: client {k} adds several values to one mean of {fed.job.algorithm.name}, "
+            f"which no rule compares with those of others; set defence.by = 'none'"
+        )
+    return part.terms[0]
+
+
+class OneMean:
+    """The computation of one mean by a robust rule."""
+
+    def __init__(
+        self,
+        fed: Federation,
+        defence: RobustMean,
+        call: str,
+        terms: Sequence[tuple[int, Term]],
+        keep: Params,
+        per: Per,
+    ) -> None:
+        """Collective.  terms: of this rank's clients, with their ids."""
+        self.fed, self.call, self.keep, self.per = fed, call, keep, per
+        self.settings, self.rule = defence.settings, defence.rule
+        self.server = [defence.last.get(call, keep * 0.0)] if defence.rule.remembers else []
+        self.values = SideBySide(fed, terms, keep, per)
+        self.old = {name: host(value) for name, value in keep.items()}
+        trained = [name for name in keep if fed.trainable(name)]
+        self.compared = frozenset(trained or keep)
+
+    def compute(self) -> Params:
+        """Return what the server gets; collective."""
+        n = len(self.values.clients)
+        if not n:
+            return self.keep
+        if not self.rule.compares:
+            return self.by_coordinate(self.rule)
+        if self.per == "value":
+            raise everywhere(self.refusal("send sub-models, of which each value has other clients"))
+        if self.too_few(n):
+            self.fed.warnings.say(
+                f"defence.by = {self.settings.by!r} cannot choose among so few uploads as {n} "
+                f"(round {self.fed.t + 1}); their median is taken"
+            )
+            return self.by_coordinate(Median())
+        return self.by_row() if self.per == "row" else self.by_unit()
+
+    def refusal(self, why: str) -> ConfigError:
+        """Return the error for a method whose uploads the rule cannot compare."""
+        return ConfigError(
+            f"defence.by = {self.settings.by!r} compares complete uploads, but clients of "
+            f"{self.fed.job.algorithm.name} {why}; set defence.by = 'median' or 'trimmed-mean'"
+        )
+
+    def too_few(self, n: int) -> bool:
+        """Return whether the rule cannot choose among uploads of n clients."""
+        groups = -(-n // self.settings.bucket)
+        return groups < self.rule.least(int(attackers_among(n, self.settings.attackers)))
+
+    def buckets(self, n: int, *unit: str) -> Buckets:
+        """Return the groups of n clients that are compared; of a unit, or of all."""
+        g = rng.stream(self.fed.seed, "defence", self.fed.t, self.call, *unit)
+        return Buckets(n, self.settings.bucket, g)
+
+    # Coordinates
+
+    def by_coordinate(self, rule: Rule, chosen: Mapping[str, Chosen] | None = None) -> Params:
+        """Return the values that the rule combines of each coordinate; collective.
+
+        chosen: by tensor; None: all clients with their weights in the mean.
+        """
+        everyone = self.buckets(len(self.values.clients))
+
+        def combine(block: Block) -> np.ndarray:
+            result = self.old_values(block).copy()
+            if chosen is None:
+                values, weights = everyone.average(block.values, block.weights, block.entries)
+            else:
+                buckets, of_groups = chosen[block.section.name]
+                positions = list(range(len(block.entries)))
+                values, _ = buckets.average(block.values, block.weights, positions)
+                weights = np.broadcast_to(of_groups[:, None], values.shape)
+            present = weights.any(axis=0)
+            if present.any():
+                share = self.settings.attackers
+                result[present] = rule.combine(values[:, present], weights[:, present], share)
+            return result
+
+        return self.filled(self.values.each(combine))
+
+    def filled(self, results: Any) -> Params:
+        """Return tensors made of the values of all sections: (section, [m])."""
+        flat = {name: np.empty(value.numel()) for name, value in self.keep.items()}
+        for section, part in results:
+            flat[section.name][section.start : section.stop] = part
+        return Params(
+            {
+                name: torch.from_numpy(flat[name]).view(old.shape).to(old.device, old.dtype)
+                for name, old in self.keep.items()
+            }
+        )
+
+    def old_values(self, block: Block) -> np.ndarray:
+        """Return the values of a section that the mean replaces, [m]."""
+        name, start, stop = block.section
+        return self.old[name][start:stop]
+
+    # Complete updates
+
+    def by_unit(self) -> Params:
+        """Return the mean of the updates that the rule chooses; collective."""
+        if self.fed.comm.barrier(int(any(term.at for term in self.values.mine.values()))):
+            raise everywhere(self.refusal("send pieces of tensors"))
+        units = self.units()
+        self.check_weights(unit.weights for unit in units.values())
+        grams = self.grams(units)
+        buckets = {key: self.buckets(len(unit.entries), key) for key, unit in units.items()}
+        plain: dict[str, Any] = self.fed.on_root(
+            lambda: {
+                key: list(self.choose(unit, grams[key], buckets[key]))
+                for key, unit in units.items()
+            }
+        )
+        choices = {key: Choice(*choice) for key, choice in plain.items()}
+        if self.rule.combines:
+            chosen = {
+                name: Chosen(buckets[key], choices[key].weights)
+                for key, unit in units.items()
+                for name in unit.names
+            }
+            return self.by_coordinate(self.rule, chosen)
+        for key, unit in units.items():
+            choices[key] = buckets[key].spread(choices[key], unit.weights)
+        return self.averaged(units, choices)
+
+    def units(self) -> dict[str, Unit]:
+        """Return what is compared: all tensors together, or each on its own; collective."""
+        names = list(self.keep)
+        groups = {ALL: names} if self.per == "mean" else {name: [name] for name in names}
+        weights = self.fed.comm.gather(
+            {
+                entry: {name: weight_of(term, tensors) for name, tensors in groups.items()}
+                for entry, term in self.values.mine.items()
+            }
+        )
+        units = {}
+        for name, tensors in groups.items():
+            entries = [entry for entry in weights if weights[entry][name] > 0]
+            numbers = np.array([weights[entry][name] for entry in entries])
+            units[name] = Unit(entries, tensors, numbers)
+        return units
+
+    def check_weights(self, weights_of_units: Any) -> None:
+        """Raise ConfigError if clients that the rule counts alike have different weights."""
+        if not self.rule.weighted and any(len(set(w.tolist())) > 1 for w in weights_of_units):
+            raise everywhere(
+                ConfigError(
+                    f"defence.by = {self.settings.by!r} counts clients alike, but in a mean of "
+                    f"{self.fed.job.algorithm.name} they have different weights; set "
+                    f"algorithm.weighting = 'uniform' if it has that, or defence.by = 'median'"
+                )
+            )
+
+    def grams(self, units: Mapping[str, Unit]) -> dict[str, np.ndarray]:
+        """Return the inner products of the updates of each unit; collective."""
+        unit_of = {name: key for key, unit in units.items() for name in unit.names}
+        vectors, offset = self.vectors()
+        scales = self.fed.comm.gather(
+            {
+                entry: {
+                    key: max(
+                        (
+                            largest(term, name, offset)
+                            for name in unit.names
+                            if name in self.compared
+                        ),
+                        default=0.0,
+                    )
+                    for key, unit in units.items()
+                }
+                for entry, term in vectors.mine.items()
+            }
+        )
+        of_server = [
+            {
+                key: max((float(change[name].abs().max()) for name in unit.names), default=0.0)
+                for key, unit in units.items()
+            }
+            for change in self.server
+        ]
+        j = len(self.server)
+        bits = {
+            key: exponents(
+                np.array([scales[e][key] for e in unit.entries] + [s[key] for s in of_server])
+            )
+            for key, unit in units.items()
+        }
+        position = {
+            key: {entry: i for i, entry in enumerate(unit.entries)} for key, unit in units.items()
+        }
+        totals = {key: np.zeros((len(unit.entries) + j,) * 2) for key, unit in units.items()}
+
+        def places(section_name: str, entries: Sequence[int]) -> tuple[str, list[int]]:
+            key = unit_of[section_name]
+            n = len(units[key].entries)
+            return key, [position[key][entry] for entry in entries] + list(range(n, n + j))
+
+        def multiply(block: Block) -> list[Any]:
+            key, rows = places(block.section.name, block.entries)
+            name, start, stop = block.section
+            values = block.values - (self.old_values(block) if offset else 0.0)
+            server = [host(change[name])[start:stop] for change in self.server]
+            values = np.concatenate([values, *[row[None] for row in server]])
+            return [block.entries, products(values, bits[key][rows], self.rule.pairs)]
+
+        for section, (entries, part) in vectors.each(multiply, self.compared.__contains__):
+            key, rows = places(section.name, entries)
+            totals[key][np.ix_(rows, rows)] += part
+        return {key: in_units(total, bits[key]) for key, total in totals.items()}
+
+    def vectors(self) -> tuple[SideBySide, Params | None]:
+        """Return the vectors that are compared, and what is subtracted from them; collective."""
+        if type(self.rule).compared is Rule.compared:
+            return self.values, self.keep
+        terms = []
+        for entry, term in self.values.mine.items():
+            k = self.values.clients[entry]
+            update = Params({name: value - self.keep[name] for name, value in term.value.items()})
+            vector = self.rule.compared(self.fed, k, self.call, update)
+            terms.append((k, term._replace(value=vector)))
+        return SideBySide(self.fed, terms, self.keep, self.per), None
+
+    def choose(self, unit: Unit, gram: np.ndarray, buckets: Buckets) -> Choice:
+        """Return what becomes of the groups of a unit's clients."""
+        attackers = int(attackers_among(len(unit.entries), self.settings.attackers))
+        updates = Comparison(gram, unit.weights, attackers)
+        if not updates.n:
+            return Choice(np.zeros(0), np.zeros(0))
+        return self.rule.choose(buckets.compare(updates))
+
+    def averaged(self, units: Mapping[str, Unit], choices: Mapping[str, Choice]) -> Params:
+        """Return the mean of what is chosen; collective."""
+        terms = []
+        for entry, term in self.values.mine.items():
+            values, weights = {}, {}
+            for key, unit in units.items():
+                if entry not in unit.entries:
+                    continue
+                i, choice = unit.entries.index(entry), choices[key]
+                for name in unit.names:
+                    values[name] = self.changed(name, term.value[name], choice, i)
+                    weights[name] = float(choice.weights[i])
+            if any(weights.values()):
+                terms.append(Term(Params(values), self.as_weight(weights), {}))
+        result = self.fed.exchange.mean(terms, self.keep, self.per)
+        noise = {name: choices[key].noise for key, unit in units.items() for name in unit.names}
+        return Params({name: self.noisy(name, v, noise[name]) for name, v in result.items()})
+
+    def as_weight(self, weights: Mapping[str, float]) -> float | Params:
+        """Return the weight of a term: a number, or by tensor."""
+        if self.per == "mean":
+            return next(iter(weights.values()))
+        return Params({name: torch.tensor(w, dtype=torch.float64) for name, w in weights.items()})
+
+    def changed(self, name: str, value: torch.Tensor, choice: Choice, i: int) -> torch.Tensor:
+        """Return the value of a client, as the rule changes it."""
+        factor = float(choice.factors[i])
+        if factor == 1 and not len(choice.server):
+            return value
+        old = finite(self.keep[name])
+        result = old + factor * (value.double() - old)
+        for amount, change in zip(choice.server.tolist(), self.server, strict=True):
+            result += amount * change[name].double()
+        return result.to(value.dtype)
+
+    def noisy(self, name: str, value: torch.Tensor, std: float) -> torch.Tensor:
+        """Return a tensor with Gaussian noise, if it is one that is trained."""
+        if not std or name not in self.compared:
+            return value
+        key = ("defence", self.fed.t, self.call, name)
+        noise = torch.from_numpy(gaussian(self.fed.seed, *key, n=value.numel())).view(value.shape)
+        return (value.double() + std * noise.to(value.device)).to(value.dtype)
+
+    # Rows
+
+    def by_row(self) -> Params:
+        """Return each row as the rule makes it of the clients' rows; collective."""
+        if type(self.rule).compared is not Rule.compared:
+            raise everywhere(self.refusal("send values by class"))
+
+        def combine(block: Block) -> np.ndarray:
+            name = block.section.name
+            length = max(1, int(np.prod(self.keep[name].shape[1:])))
+            rows = [
+                self.row(block, slice(start, start + length))
+                for start in range(0, block.values.shape[1], length)
+            ]
+            return np.concatenate(rows)
+
+        return self.filled(self.values.each(combine))
+
+    def row(self, block: Block, at: slice) -> np.ndarray:
+        """Return what the rule makes of one row of a block, [d]."""
+        name, start, _ = block.section
+        old = self.old_values(block)[at]
+        present = np.flatnonzero(block.weights[:, at].any(axis=1))
+        if not len(present):
+            return old
+        updates = block.values[present, at] - old
+        weights = block.weights[present, at.start]
+        server = [host(change[name])[start:][at] for change in self.server]
+        vectors = np.concatenate([updates, *[vector[None] for vector in server]])
+        bits = exponents(np.abs(vectors).max(axis=1))
+        unit = Unit([block.entries[i] for i in present], [f"{name} {start + at.start}"], weights)
+        self.check_weights([weights])
+        if self.too_few(len(present)):
+            return Median().combine(
+                updates + old, np.broadcast_to(weights[:, None], updates.shape), 0.0
+            )
+        buckets = self.buckets(len(present), *unit.names)
+        gram = in_units(products(vectors, bits, self.rule.pairs), bits)
+        choice = self.choose(unit, gram, buckets)
+        if self.rule.combines:
+            wide = np.broadcast_to(weights[:, None], updates.shape)
+            values, _ = buckets.average(updates + old, wide, list(range(len(present))))
+            chosen = np.broadcast_to(choice.weights[:, None], values.shape)
+            return self.rule.combine(values, chosen, self.settings.attackers)
+        choice = buckets.spread(choice, weights)
+        if not choice.weights.any():
+            return old
+        moved = choice.factors[:, None] * updates
+        for amount, vector in zip(choice.server.tolist(), server, strict=True):
+            moved = moved + amount * vector
+        result = old + (choice.weights[:, None] * moved).sum(axis=0) / choice.weights.sum()
+        if choice.noise:
+            key = ("defence", self.fed.t, self.call, name)
+            first = start + at.start
+            result += choice.noise * gaussian(self.fed.seed, *key, start=first, n=len(old))
+        return result
+
+
+def host(value: torch.Tensor) -> np.ndarray:
+    """Return the values of a tensor in flat order, float64, 0 for those that are not finite."""
+    return finite(value).cpu().reshape(-1).numpy()
+
+
+def finite(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64, with 0 in the place of values that are not finite."""
+    return torch.nan_to_num(value.detach().double(), posinf=0.0, neginf=0.0)
+
+
+def weight_of(term: Term, names: Sequence[str]) -> float:
+    """Return the weight of a term's tensors; 0 if it has none of them."""
+    if not any(name in term.value for name in names):
+        return 0.0
+    return float(term.weight[names[0]]) if isinstance(term.weight, Params) else float(term.weight)
+
+
+def largest(term: Term, name: str, offset: Params | None) -> float:
+    """Return the largest magnitude of a tensor of a term, less the offset."""
+    if name not in term.value or not term.value[name].numel():
+        return 0.0
+    value = term.value[name].double()
+    return float((value - finite(offset[name]) if offset else value).abs().max())
+
+
+def rule_of(settings: Settings) -> Rule:
+    """Return the rule of a job."""
+    arguments: dict[str, dict[str, Any]] = {
+        "multi-krum": {"m": settings.best},
+        "geometric-median": {"nu": settings.nu, "iterations": settings.iterations or 4},
+        "centred-clipping": {"clip": settings.clip, "iterations": settings.iterations or 1},
+        "norm-bound": {"clip": settings.clip},
+        "flame": {"noise": settings.noise},
+    }
+    return DEFENCES[settings.by].load()(**arguments.get(settings.by, {}))

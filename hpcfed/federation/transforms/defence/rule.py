@@ -1,0 +1,73 @@
+"""What each robust rule replaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hpcfed.core.params import Params
+    from hpcfed.federation.federation import Federation
+    from hpcfed.federation.transforms.defence.comparison import Comparison
+
+
+class Choice(NamedTuple):
+    """What a rule makes of updates: the mean of factors_k x_k + server v with weights_k.
+
+    weights: [n], at least 0. If all are 0, the old value stays.
+    factors: [n].
+    server: [j], by which the vectors of the server are multiplied.
+    noise: standard deviation of Gaussian noise on each value of the result.
+    """
+
+    weights: np.ndarray
+    factors: np.ndarray
+    server: np.ndarray = np.zeros(0)
+    noise: float = 0.0
+
+
+class Rule:
+    """A robust rule. It compares complete updates (`choose`), or values (`combine`), or both.
+
+    compares: whether it chooses by a comparison of updates.
+    pairs: whether it compares them with one another; otherwise their lengths are enough.
+    combines: whether it combines values of one coordinate; otherwise the chosen ones are averaged.
+    weighted: whether it takes into account the weights that clients have in the method's mean.
+    remembers: whether the server's vector is the update that it made in the round before.
+    """
+
+    compares = True
+    pairs = True
+    combines = False
+    weighted = False
+    remembers = False
+
+    def least(self, attackers: int) -> int:
+        """Return the number of clients that the rule needs against so many attackers."""
+        return 2 * attackers + 1
+
+    def choose(self, updates: Comparison) -> Choice:
+        """Return what becomes of the clients' updates."""
+        raise NotImplementedError
+
+    def combine(self, values: np.ndarray, weights: np.ndarray, share: float) -> np.ndarray:
+        """Return [m] values in the place of the means of values [n, m] with weights [n, m].
+
+        Values count for nothing if their weight is 0; each column has a positive weight. The
+        weights of clients that were not chosen are 0.
+        share: of the clients that the rule takes for attackers.
+        """
+        raise NotImplementedError
+
+    def compared(self, fed: Federation, k: int, name: str, update: Params) -> Params:
+        """Return the vector of client k by which it is compared with others.
+
+        name: of the mean in its round.  update: of this round.
+        """
+        return update
+
+
+def attackers_among(n: int | np.ndarray, share: float) -> np.ndarray:
+    """Return floor(share n), the number of attackers that a rule assumes among n clients."""
+    return np.floor(share * np.asarray(n) + 1e-9).astype(int)

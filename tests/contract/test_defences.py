@@ -1,0 +1,117 @@
+"""Every method runs with robust rules in the place of its means, or is refused with the reason."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.comm import Comm, Serial
+from hpcfed.config.load import load
+from hpcfed.core.errors import ConfigError
+from tests import saving
+from tests.contract import toy
+from tests.threads import spmd
+
+SHORT = ("--rounds", "3", "--evaluate.every", "1000", "--evaluate.before", "false")
+ALL = ("--participation", "1")
+RULES = {  # by coordinates, by comparison, by weights, with memory of the server and of clients
+    0: ("median",),
+    1: ("multi-krum",),
+    2: ("geometric-median", "--defence.bucket", "2"),
+    3: ("centred-clipping", "--defence.clip", "0.1"),
+    4: ("foolsgold",),
+    5: ("trimmed-mean", "--defence.attackers", "0.34"),
+}
+REASONS = (  # of refusals
+    "the server of",
+    "compares complete uploads",
+    "counts clients alike",
+    "adds several values to one mean",
+)
+AVERAGING = ("fedavg", "fedprox", "fedopt", "fedclassavg", "fedbn", "ditto", "scaffold", "fedproto")
+
+
+def job(method: str, rule: tuple[str, ...], *flags: str):
+    words = (*SHORT, *ALL, *toy.different(method), "--defence.by", *rule, *flags)
+    return toy.job(method, *words)
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_ranks_do_not_matter_nor_does_a_resumption_or_the_method_is_refused(
+    method: str, tmp_path: Path
+):
+    rule = RULES[list(ALGORITHMS).index(method) % len(RULES)]
+    try:
+        rounds, rows = toy.start(Serial(), job(method, rule)), []
+        for _ in range(2):
+            rows.append(rounds.step()[0])
+            if len(rows) == 1:
+                saving.save(rounds, tmp_path)
+    except ConfigError as error:
+        assert any(reason in str(error) for reason in REASONS)
+        assert method not in AVERAGING or rule[0] == "multi-krum"
+        return
+    want = toy.outcome(rounds, rows[1:])
+
+    def on_rank(comm: Comm) -> toy.Outcome:
+        return toy.run(comm, job(method, rule), rounds=2, resume=tmp_path)
+
+    for outcome in spmd(2, on_rank):
+        assert toy.differences(outcome, want) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "flags"),
+    [
+        (("norm-bound", "--defence.clip", "1000"), ()),
+        (("geometric-median", "--defence.nu", "1000"), ()),
+        (("centred-clipping", "--defence.clip", "1000"), ("--algorithm.weighting", "uniform")),
+        (("median", "--defence.bucket", "6"), ()),
+    ],
+)
+def test_a_rule_that_nothing_exceeds_is_the_mean(rule: tuple[str, ...], flags: tuple[str, ...]):
+    plain = toy.run(Serial(), toy.job("fedavg", *SHORT, *ALL, *flags), rounds=1)
+    robust = toy.run(Serial(), job("fedavg", rule, *flags), rounds=1)
+    for name, value in plain.state.items():
+        assert torch.allclose(value, robust.state[name], rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.parametrize("rule", ["median", "krum", "geometric-median", "norm-bound"])
+def test_clients_that_send_the_same_leave_it_as_it_is(rule: str):
+    """With so small a learning rate every client sends what it received."""
+    flags = ("--local.lr", "1e-30", "--models.mix", "mlp")
+    rounds = toy.start(Serial(), job("fedavg", (rule,), *flags))
+    before = {name: value.clone() for name, value in rounds.state.items()}
+    rounds.step()
+    assert toy.differences(before, dict(rounds.state)) == []
+
+
+def test_a_median_of_prototypes_is_that_of_the_clients_that_have_the_class():
+    rounds = toy.start(Serial(), job("fedproto", ("median",)))
+    rounds.step()
+    assert all(torch.isfinite(value).all() for value in rounds.state.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--defence.by", "krum", "--clients", "4", "--defence.attackers", "0.3"), "needs 2 f"),
+        (("--defence.by", "bulyan", "--clients", "10", "--defence.attackers", "0.2"), "4 f"),
+        (("--defence.by", "trimmed-mean", "--clients", "4"), "no client"),
+        (("--defence.by", "centred-clipping"), "set clip"),
+        (("--defence.by", "median", "--defence.nu", "1"), "defence.nu"),
+        (("--defence.by", "krum", "--algorithm.weighting", "samples"), "counts clients alike"),
+        (
+            ("--defence.by", "median", "--secure.by", "secagg", "--secure.bound", "9"),
+            "single uploads",
+        ),
+        (("--defence.by", "median", "--algorithm.name", "local"), "nothing is averaged"),
+        (("--defence.by", "median", "--algorithm.name", "dsgd"), "computes none"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(flags: tuple[str, ...], message: str):
+    words = ["--models.mix", "mlp", *flags]
+    name = [] if "--algorithm.name" in flags else ["--algorithm.name", "fedavg"]
+    with pytest.raises(ConfigError, match=message):
+        toy.start(Serial(), load([*name, *words], environ={}))
