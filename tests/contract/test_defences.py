@@ -24,6 +24,7 @@ RULES = {  # by coordinates, by comparison, by weights, with memory of the serve
     5: ("trimmed-mean", "--defence.attackers", "0.34"),
 }
 REASONS = (  # of refusals
+    "nothing is averaged",
     "the server of",
     "compares complete uploads",
     "counts clients alike",

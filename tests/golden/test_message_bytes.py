@@ -9,7 +9,7 @@ from hpcfed.config.compression import CODECS, Compression
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.transforms.compression import transform_of
 from hpcfed.federation.transforms.compression.codec import Codec
-from hpcfed.federation.transforms.compression.transform import STATISTICS
+from hpcfed.federation.transforms.values import STATISTICS
 from hpcfed.federation.upload import Upload
 from hpcfed.models import build
 from tests.unit.test_compression import World

@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from hpcfed.federation.transforms.defence.buckets import Buckets
-from hpcfed.federation.transforms.defence.clipping import CentredClipping, NormBound
-from hpcfed.federation.transforms.defence.comparison import (
+from hpcfed.federation.transforms.comparison import (
     Comparison,
     exponents,
     in_units,
     products,
     squared_distances,
 )
+from hpcfed.federation.transforms.defence.buckets import Buckets
+from hpcfed.federation.transforms.defence.clipping import CentredClipping, NormBound
 from hpcfed.federation.transforms.defence.flame import majority
 from hpcfed.federation.transforms.defence.foolsgold import unlike
 from hpcfed.federation.transforms.defence.geometric_median import GeometricMedian

@@ -41,8 +41,8 @@ from hpcfed.federation.transforms.compression.bits import (
     unpack_digits,
 )
 from hpcfed.federation.transforms.compression.sign import Sign
-from hpcfed.federation.transforms.compression.transform import (
-    STATE,
+from hpcfed.federation.transforms.compression.transform import STATE
+from hpcfed.federation.transforms.values import (
     Value,
     array,
     is_encoded,

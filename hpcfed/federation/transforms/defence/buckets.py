@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpcfed.federation.transforms.defence.comparison import Comparison
+from hpcfed.federation.transforms.comparison import Comparison
 from hpcfed.federation.transforms.defence.rule import Choice
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcfed.federation.transforms.defence.comparison import Comparison
+from hpcfed.federation.transforms.comparison import Comparison
 from hpcfed.federation.transforms.defence.geometric_median import distances_to
 from hpcfed.federation.transforms.defence.rule import Choice, Rule
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 from sklearn.cluster import HDBSCAN
 
+from hpcfed.federation.transforms.comparison import Comparison
 from hpcfed.federation.transforms.defence.clipping import shrinking
-from hpcfed.federation.transforms.defence.comparison import Comparison
 from hpcfed.federation.transforms.defence.rule import Choice, Rule
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from hpcfed.core.params import Params
 from hpcfed.federation.federation import Federation
-from hpcfed.federation.transforms.defence.comparison import Comparison
+from hpcfed.federation.transforms.comparison import Comparison
 from hpcfed.federation.transforms.defence.rule import Choice, Rule
 
 ROUNDED = 2.0**-16  # a smaller difference of a cosine to 1 is due to rounding

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcfed.federation.transforms.defence.comparison import Comparison
+from hpcfed.federation.transforms.comparison import Comparison
 from hpcfed.federation.transforms.defence.rule import Choice, Rule
 
 

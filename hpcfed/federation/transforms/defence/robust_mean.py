@@ -27,13 +27,16 @@ from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.core.params import Mean, Params, Per, Term
 from hpcfed.federation.sealed import MeanRule
 from hpcfed.federation.side_by_side import Block, SideBySide
-from hpcfed.federation.transforms.defence.buckets import Buckets
-from hpcfed.federation.transforms.defence.comparison import (
+from hpcfed.federation.transforms.comparison import (
     Comparison,
     exponents,
+    finite,
+    gram,
+    host,
     in_units,
     products,
 )
+from hpcfed.federation.transforms.defence.buckets import Buckets
 from hpcfed.federation.transforms.defence.median import Median
 from hpcfed.federation.transforms.defence.rule import Choice, Rule, attackers_among
 from hpcfed.federation.transforms.privacy.noise import gaussian
@@ -198,6 +201,8 @@ class OneMean:
 
         def combine(block: Block) -> np.ndarray:
             result = self.old_values(block).copy()
+            if not block.entries:
+                return result
             if chosen is None:
                 values, weights = everyone.average(block.values, block.weights, block.entries)
             else:
@@ -238,7 +243,19 @@ class OneMean:
             raise everywhere(self.refusal("send pieces of tensors"))
         units = self.units()
         self.check_weights(unit.weights for unit in units.values())
-        grams = self.grams(units)
+        vectors, old = self.vectors()
+        grams = {
+            key: gram(
+                self.fed,
+                vectors,
+                unit.entries,
+                self.compared.intersection(unit.names),
+                old,
+                self.server,
+                self.rule.pairs,
+            )
+            for key, unit in units.items()
+        }
         buckets = {key: self.buckets(len(unit.entries), key) for key, unit in units.items()}
         plain: dict[str, Any] = self.fed.on_root(
             lambda: {
@@ -259,7 +276,10 @@ class OneMean:
         return self.averaged(units, choices)
 
     def units(self) -> dict[str, Unit]:
-        """Return what is compared: all tensors together, or each on its own; collective."""
+        """Return what is compared, all tensors together or each on its own; collective.
+
+        Tensors that nobody sends are in no unit.
+        """
         names = list(self.keep)
         groups = {ALL: names} if self.per == "mean" else {name: [name] for name in names}
         weights = self.fed.comm.gather(
@@ -272,7 +292,8 @@ class OneMean:
         for name, tensors in groups.items():
             entries = [entry for entry in weights if weights[entry][name] > 0]
             numbers = np.array([weights[entry][name] for entry in entries])
-            units[name] = Unit(entries, tensors, numbers)
+            if entries:
+                units[name] = Unit(entries, tensors, numbers)
         return units
 
     def check_weights(self, weights_of_units: Any) -> None:
@@ -286,63 +307,6 @@ class OneMean:
                 )
             )
 
-    def grams(self, units: Mapping[str, Unit]) -> dict[str, np.ndarray]:
-        """Return the inner products of the updates of each unit; collective."""
-        unit_of = {name: key for key, unit in units.items() for name in unit.names}
-        vectors, offset = self.vectors()
-        scales = self.fed.comm.gather(
-            {
-                entry: {
-                    key: max(
-                        (
-                            largest(term, name, offset)
-                            for name in unit.names
-                            if name in self.compared
-                        ),
-                        default=0.0,
-                    )
-                    for key, unit in units.items()
-                }
-                for entry, term in vectors.mine.items()
-            }
-        )
-        of_server = [
-            {
-                key: max((float(change[name].abs().max()) for name in unit.names), default=0.0)
-                for key, unit in units.items()
-            }
-            for change in self.server
-        ]
-        j = len(self.server)
-        bits = {
-            key: exponents(
-                np.array([scales[e][key] for e in unit.entries] + [s[key] for s in of_server])
-            )
-            for key, unit in units.items()
-        }
-        position = {
-            key: {entry: i for i, entry in enumerate(unit.entries)} for key, unit in units.items()
-        }
-        totals = {key: np.zeros((len(unit.entries) + j,) * 2) for key, unit in units.items()}
-
-        def places(section_name: str, entries: Sequence[int]) -> tuple[str, list[int]]:
-            key = unit_of[section_name]
-            n = len(units[key].entries)
-            return key, [position[key][entry] for entry in entries] + list(range(n, n + j))
-
-        def multiply(block: Block) -> list[Any]:
-            key, rows = places(block.section.name, block.entries)
-            name, start, stop = block.section
-            values = block.values - (self.old_values(block) if offset else 0.0)
-            server = [host(change[name])[start:stop] for change in self.server]
-            values = np.concatenate([values, *[row[None] for row in server]])
-            return [block.entries, products(values, bits[key][rows], self.rule.pairs)]
-
-        for section, (entries, part) in vectors.each(multiply, self.compared.__contains__):
-            key, rows = places(section.name, entries)
-            totals[key][np.ix_(rows, rows)] += part
-        return {key: in_units(total, bits[key]) for key, total in totals.items()}
-
     def vectors(self) -> tuple[SideBySide, Params | None]:
         """Return the vectors that are compared, and what is subtracted from them; collective."""
         if type(self.rule).compared is Rule.compared:
@@ -355,12 +319,10 @@ class OneMean:
             terms.append((k, term._replace(value=vector)))
         return SideBySide(self.fed, terms, self.keep, self.per), None
 
-    def choose(self, unit: Unit, gram: np.ndarray, buckets: Buckets) -> Choice:
-        """Return what becomes of the groups of a unit's clients."""
+    def choose(self, unit: Unit, inner: np.ndarray, buckets: Buckets) -> Choice:
+        """Return what becomes of the groups of a unit's clients.  inner: products, as in `gram`."""
         attackers = int(attackers_among(len(unit.entries), self.settings.attackers))
-        updates = Comparison(gram, unit.weights, attackers)
-        if not updates.n:
-            return Choice(np.zeros(0), np.zeros(0))
+        updates = Comparison(inner, unit.weights, attackers)
         return self.rule.choose(buckets.compare(updates))
 
     def averaged(self, units: Mapping[str, Unit], choices: Mapping[str, Choice]) -> Params:
@@ -379,7 +341,7 @@ class OneMean:
                 terms.append(Term(Params(values), self.as_weight(weights), {}))
         result = self.fed.exchange.mean(terms, self.keep, self.per)
         noise = {name: choices[key].noise for key, unit in units.items() for name in unit.names}
-        return Params({name: self.noisy(name, v, noise[name]) for name, v in result.items()})
+        return Params({name: self.noisy(name, v, noise.get(name)) for name, v in result.items()})
 
     def as_weight(self, weights: Mapping[str, float]) -> float | Params:
         """Return the weight of a term: a number, or by tensor."""
@@ -398,7 +360,7 @@ class OneMean:
             result += amount * change[name].double()
         return result.to(value.dtype)
 
-    def noisy(self, name: str, value: torch.Tensor, std: float) -> torch.Tensor:
+    def noisy(self, name: str, value: torch.Tensor, std: float | None) -> torch.Tensor:
         """Return a tensor with Gaussian noise, if it is one that is trained."""
         if not std or name not in self.compared:
             return value
@@ -443,8 +405,8 @@ class OneMean:
                 updates + old, np.broadcast_to(weights[:, None], updates.shape), 0.0
             )
         buckets = self.buckets(len(present), *unit.names)
-        gram = in_units(products(vectors, bits, self.rule.pairs), bits)
-        choice = self.choose(unit, gram, buckets)
+        inner = in_units(products(vectors, bits, self.rule.pairs), bits)
+        choice = self.choose(unit, inner, buckets)
         if self.rule.combines:
             wide = np.broadcast_to(weights[:, None], updates.shape)
             values, _ = buckets.average(updates + old, wide, list(range(len(present))))
@@ -464,29 +426,11 @@ class OneMean:
         return result
 
 
-def host(value: torch.Tensor) -> np.ndarray:
-    """Return the values of a tensor in flat order, float64, 0 for those that are not finite."""
-    return finite(value).cpu().reshape(-1).numpy()
-
-
-def finite(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in float64, with 0 in the place of values that are not finite."""
-    return torch.nan_to_num(value.detach().double(), posinf=0.0, neginf=0.0)
-
-
 def weight_of(term: Term, names: Sequence[str]) -> float:
     """Return the weight of a term's tensors; 0 if it has none of them."""
     if not any(name in term.value for name in names):
         return 0.0
     return float(term.weight[names[0]]) if isinstance(term.weight, Params) else float(term.weight)
-
-
-def largest(term: Term, name: str, offset: Params | None) -> float:
-    """Return the largest magnitude of a tensor of a term, less the offset."""
-    if name not in term.value or not term.value[name].numel():
-        return 0.0
-    value = term.value[name].double()
-    return float((value - finite(offset[name]) if offset else value).abs().max())
 
 
 def rule_of(settings: Settings) -> Rule:

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from hpcfed.core.params import Params
     from hpcfed.federation.federation import Federation
-    from hpcfed.federation.transforms.defence.comparison import Comparison
+    from hpcfed.federation.transforms.comparison import Comparison
 
 
 class Choice(NamedTuple):

@@ -8,9 +8,18 @@ float64 without error, in any order. So G has the same bits on any machine and n
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+
+from hpcfed.core.params import Params, Term
+from hpcfed.federation.side_by_side import Block, SideBySide
+
+if TYPE_CHECKING:
+    from hpcfed.federation.federation import Federation
 
 BITS = 20  # of a value; the sum of 2**COLUMNS products has 2 * BITS + COLUMNS = 52 bits
 COLUMNS = 12
@@ -82,3 +91,60 @@ def products(values: np.ndarray, exponents: np.ndarray, pairs: bool = True) -> n
 def in_units(products: np.ndarray, exponents: np.ndarray) -> np.ndarray:
     """Return inner products in the units of the values."""
     return np.ldexp(products, exponents + exponents[:, None] - 2 * BITS)
+
+
+def gram(
+    fed: Federation,
+    values: SideBySide,
+    entries: Sequence[int],
+    names: Collection[str],
+    old: Params | None = None,
+    server: Sequence[Params] = (),
+    pairs: bool = True,
+) -> np.ndarray:
+    """Return the inner products of clients' vectors, and of vectors of the server; collective.
+
+    entries: of the clients, among those of `values`; each of them has all of the tensors.
+    names: of the tensors that make the vectors.
+    old: what is subtracted from the clients' values; None: nothing.
+    pairs: whether products of different vectors are needed; otherwise they are 0.
+    """
+    largest_by_entry = fed.comm.gather(
+        {
+            entry: max((largest(term, name, old) for name in names), default=0.0)
+            for entry, term in values.mine.items()
+            if entry in entries
+        }
+    )
+    of_server = [max(float(v[name].abs().max()) for name in names) for v in server]
+    bits = exponents(np.array([*(largest_by_entry[entry] for entry in entries), *of_server]))
+
+    def multiply(block: Block) -> np.ndarray:
+        name, start, stop = block.section
+        clients = block.values if old is None else block.values - host(old[name])[start:stop]
+        rows = [clients[block.entries.index(entry)] for entry in entries]
+        rows += [host(vector[name])[start:stop] for vector in server]
+        return products(np.stack(rows), bits, pairs)
+
+    total = np.zeros((len(bits),) * 2)
+    for _, part in values.each(multiply, lambda name: name in names):
+        total += part
+    return in_units(total, bits)
+
+
+def largest(term: Term, name: str, old: Params | None = None) -> float:
+    """Return the largest magnitude of a tensor of a term, less the old value."""
+    if name not in term.value or not term.value[name].numel():
+        return 0.0
+    value = finite(term.value[name])
+    return float((value - finite(old[name]) if old else value).abs().max())
+
+
+def host(value: torch.Tensor) -> np.ndarray:
+    """Return the values of a tensor in flat order, float64, 0 for those that are not finite."""
+    return finite(value).cpu().reshape(-1).numpy()
+
+
+def finite(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64, with 0 in the place of values that are not finite."""
+    return torch.nan_to_num(value.detach().double(), posinf=0.0, neginf=0.0)
