@@ -3,8 +3,8 @@
 `python benchmarks/study/study.py [--hours N] [--cells NAME ...] [--methods NAME ...]
 [--seeds N] [--side-by-side N]` does the runs that have no row in results/study yet, the most
 valuable first, and writes the tables. Each run leaves one line in the file of its cell; stopped,
-the same command continues. `--plan` prints core-hours by cell and what fits into `--hours`.
-`--tables` writes the tables alone.
+the same command continues. `--plan` prints core-hours by cell and what fits into `--hours`;
+`--measure` measures the seconds that it rests on. `--tables` writes the tables alone.
 """
 
 from __future__ import annotations
@@ -12,156 +12,165 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Condition, Thread
 from typing import Any
 
+import forked
 import numpy as np
+import studycost
+import studyplan
 import studytables
-from studyplan import (
-    EVIDENCE,
-    HERE,
-    KEPT,
-    PLAN,
-    Task,
-    common_flags,
-    hours,
-    methods_of,
-    read,
-    ready,
-    seconds,
-    write_job,
-)
+from studyplan import HERE, KEPT, PLAN, Task, methods_of, read, ready, write_job
 
+from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG
 from hpcfed.results import summary
 from hpcfed.storage.results import load
 
 sys.path.append(str(HERE.parent))
 
-from runs import FOLDER, Processes, Run, run, short_commit, slug
+from runs import FOLDER, short_commit
 
 HOUR = 3600.0
+PLACE = FOLDER / "study"  # of runs that are not done
 
 
 def main() -> None:
     options = arguments()
-    rows = read(list(PLAN["cells"]))
     if options.plan:
-        print_plan(rows, options.cells, options.hours)
-        return
-    if not options.tables:
-        Worker(rows, options).work()
-    studytables.write(read(list(PLAN["cells"])))
+        print_plan(read(list(PLAN["cells"])), options.cells, options.hours)
+    elif options.measure:
+        measure(options.cells, options.methods)
+    else:
+        if not options.tables:
+            work(options)
+        studytables.write(read(list(PLAN["cells"])))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hours", type=float, default=40.0, help="core-hours of this call")
+    parser.add_argument("--hours", type=float, default=16.0, help="core-hours of this call")
     parser.add_argument("--cells", nargs="+", default=[*PLAN["cells"]], choices=PLAN["cells"])
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
-    parser.add_argument("--seeds", type=int, default=0, help="only so many; default: all")
+    parser.add_argument("--seeds", type=int, default=0, help="only so many; default: as planned")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     parser.add_argument("--plan", action="store_true")
+    parser.add_argument("--measure", action="store_true")
     parser.add_argument("--tables", action="store_true")
     return parser.parse_args()
 
 
 def print_plan(rows: dict[str, Any], cells: list[str], limit: float) -> None:
-    """Print the core-hours of each cell's missing runs, and the cells that fit into the limit."""
+    """Print the core-hours of each cell's missing runs, and the cells that fit into the limit.
+
+    At most: if every comparison is undecided after the first seeds.
+    """
     total = 0.0
-    print(f"{'cell':28}{'methods':>8}{'hours':>8}{'sum':>8}  fits into {limit:g} h")
-    for cell, missing in hours(rows, cells).items():
+    print(f"{'cell':28}{'methods':>8}{'hours':>8}{'at most':>8}{'sum':>8}  fits into {limit:g} h")
+    for cell in cells:
+        missing, most = (studycost.hours(rows, cell, more) for more in (False, True))
         total += missing
         fits = "yes" if total <= limit else "no"
-        print(f"{cell:28}{len(methods_of(cell)):>8}{missing:>8.1f}{total:>8.1f}  {fits}")
+        count = len(methods_of(cell))
+        print(f"{cell:28}{count:>8}{missing:>8.1f}{most:>8.1f}{total:>8.1f}  {fits}")
 
 
-class Worker:
-    """Runs tasks, several at a time, until none is left or the time is over.
+def measure(cells: Sequence[str], names: Sequence[str]) -> None:
+    """Measure the CPU seconds of a few rounds of each method, one run at a time, and store them.
 
-    rows: of finished runs, by key; new ones are added to them and to the files.
+    Each method is measured in the first of these cells that has it, and local training in all.
     """
+    measured = studycost.stored()
+    for cell in cells:
+        for name in methods_of(cell):
+            done = measured.get(name, {})
+            if (names and name not in names) or cell in done or (done and name != "local"):
+                continue
+            seconds = [rounds_seconds(cell, name, rounds) for rounds in studycost.ROUNDS]
+            if None not in seconds:
+                measured[name] = done | {cell: seconds}
+                studycost.store(measured)
+                print(f"{cell} {name}: {seconds} s of CPU", flush=True)
 
-    def __init__(self, rows: dict[str, Any], options: argparse.Namespace) -> None:
-        self.rows, self.options = rows, options
-        self.running: set[str] = set()
-        self.failed: set[str] = set()  # what ended without a row, which another call takes again
-        self.processes, self.changed = Processes(), Condition()
-        self.counted = 0.0  # CPU seconds of all finished processes
-        self.cost, self.spent = seconds(rows), 0.0  # core-seconds, those of running tasks included
-        path = [str(EVIDENCE), *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(path)
 
-    def work(self) -> None:
-        threads = [Thread(target=self.serve) for _ in range(self.options.side_by_side)]
-        with self.processes.handle_signals():
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+def rounds_seconds(cell: str, name: str, rounds: int) -> float | None:
+    """CPU seconds of a run of so many rounds, or None if it fails."""
+    flags = next(iter(studyplan.tuning(cell, name)))
+    words = [*write_job(Task(cell, name, "trial", 0, flags), PLACE), "--rounds", str(rounds)]
+    forked.start(words, PLACE / "measured")
+    status, seconds = forked.wait()[1:]
+    if status != DONE:
+        print(f"{cell} {name}: {forked.message(PLACE / 'measured')}", file=sys.stderr)
+    forked.remove(PLACE / "measured")
+    return round(seconds, 1) if status == DONE else None
 
-    def serve(self) -> None:
-        """Do one task after the other."""
-        while task := self.next_task():
-            row = self.measure(task)
-            with self.changed:
-                self.running.discard(task.key)
-                if not row:
-                    self.failed.add(task.key)
-                else:
-                    self.rows[task.key] = row
-                    KEPT.mkdir(parents=True, exist_ok=True)
-                    with (KEPT / f"{task.cell}.jsonl").open("a") as file:
-                        file.write(json.dumps(row) + "\n")
-                self.changed.notify_all()
 
-    def next_task(self) -> Task | None:
-        """Take the next task, or wait for one that another run makes possible; None: the end."""
-        options = self.options
-        with self.changed:
-            while not self.processes.stopping:
-                tasks = ready(self.rows, options.cells, options.methods, options.seeds)
-                taken = self.running | self.failed
-                task = next((one for one in tasks if one.key not in taken), None)
-                if task:
-                    self.spent += self.cost[task.cell, task.method]
-                    if self.spent > options.hours * HOUR:
-                        return None
-                    self.running.add(task.key)
-                    return task
-                if not self.running:
-                    return None
-                self.changed.wait()
-        return None
+def work(options: argparse.Namespace) -> None:
+    """Do tasks, several at a time, until none is left or the time is over."""
+    rows = read(list(PLAN["cells"]))
+    spent = 0.0  # CPU seconds of ended runs
+    running: dict[int, Task] = {}  # by process
+    tried: set[str] = set()  # keys of started runs; one that leaves no row is for another call
+    stop_on_signals(running)
+    while True:
+        tasks = (
+            task
+            for task in ready(rows, options.cells, options.methods, options.seeds)
+            if task.key not in tried
+        )
+        while len(running) < options.side_by_side and spent < options.hours * HOUR:
+            task = next(tasks, None)
+            if task is None:
+                break
+            tried.add(task.key)
+            running[forked.start(write_job(task, PLACE), PLACE / task.key)] = task
+        if not running:
+            return
+        process, status, seconds = forked.wait()
+        spent += seconds
+        task = running.pop(process)
+        if row := finish(task, status, seconds):
+            rows[task.key] = row
+            KEPT.mkdir(parents=True, exist_ok=True)
+            with (KEPT / f"{task.cell}.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
-    def measure(self, task: Task) -> dict[str, Any] | None:
-        """The row of a run; None if a signal has stopped it.
 
-        A run that diverges has a row too, which says so.
-        """
-        name = slug(f"{task.cell}-{task.method}-{task.kind}-{task.key}")
-        path = FOLDER / "study" / f"{name}.h5"
-        job, words = write_job(task, FOLDER / "study")
-        error = run(Run(job, words, path), FOLDER, self.processes)
-        tuned = task.flags.removeprefix(common_flags(task.cell, task.method)).strip()
-        row = {**task._asdict(), "flags": tuned, "key": task.key}
-        if path.exists():
-            row |= figures(path, each=task.kind != "trial")
-            path.unlink()
-        elif error and "status 2" in error:
-            row |= {"failed": error.strip().splitlines()[-1][:200]}
-        elif error:
-            print(error, file=sys.stderr)
-            return None
-        else:
-            return None
-        with self.changed:  # a process counts when it has ended
-            total = sum(os.times()[2:4])
-            row["cpu"], self.counted = round(total - self.counted, 1), total
-        what = f"{task.cell} {task.method} {task.kind} {task.seed}"
-        print(f"{what}: {row['cpu']:.0f} s of CPU", flush=True)
-        return row
+def stop_on_signals(running: dict[int, Task]) -> None:
+    """Let SIGTERM and SIGINT end this process and its runs, which another call does again."""
+
+    def stop(*_: object) -> None:
+        for process in running:
+            os.kill(process, signal.SIGKILL)
+        for task in running.values():
+            forked.remove(PLACE / task.key)
+        print("stopped by a signal; the same command continues", file=sys.stderr)
+        os._exit(RESUME_ME)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def finish(task: Task, status: int, seconds: float) -> dict[str, Any] | None:
+    """The row of an ended run; None if it has ended in another way than by its job.
+
+    A run that diverges has a row too, which says so.
+    """
+    folder = PLACE / task.key
+    tuned = task.flags.removeprefix(studyplan.common_flags(task.cell, task.method)).strip()
+    row = {**task._asdict(), "flags": tuned, "key": task.key, "cpu": round(seconds, 1)}
+    if status == DONE:
+        row |= figures(folder / "results.h5", each=task.kind != "trial")
+    elif status == WRONG:
+        row |= {"failed": forked.message(folder)[:200]}
+    else:
+        print(f"{task}: status {status}: {forked.message(folder)}", file=sys.stderr)
+    forked.remove(folder)
+    what = f"{task.cell} {task.method} {task.kind} {task.seed}"
+    print(f"{what}: {seconds:.1f} s of CPU", flush=True)
+    return row if status in (DONE, WRONG) else None
 
 
 def figures(path: Path, each: bool) -> dict[str, Any]:
@@ -189,7 +198,7 @@ def figures(path: Path, each: bool) -> dict[str, Any]:
         "validation": round(float(scores.max()), 4),
         "round": best,
         "accuracy": by_client("accuracy"),
-        "received": by_client("accuracy_received"),
+        **({"received": by_client("accuracy_received")} if each else {}),
         "epochs": round(float(record.column("clients/epochs").sum(0).mean()), 2),
         "down": round(float(traffic["down_per_client_round"])),
         "up": round(float(traffic["up_per_client_round"])),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 HERE = Path(__file__).parent
-EVIDENCE = HERE.parent / "evidence"  # has the models of most cells
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-sys.path.append(str(EVIDENCE))
 
 import methods  # noqa: E402
 from runs import RESULTS  # noqa: E402
@@ -24,20 +24,15 @@ from hpcfed.config.load import load  # noqa: E402
 from hpcfed.config.methods import kind_of  # noqa: E402
 from hpcfed.config.write import to_toml  # noqa: E402
 from hpcfed.launch.matched import matched_job  # noqa: E402
+from hpcfed.report.differences import Paired  # noqa: E402
 
 JOB = HERE / "base.toml"
+BASE = tomllib.loads(JOB.read_text())
 KEPT = RESULTS / "study"
 PLAN = tomllib.loads((HERE / "study.toml").read_text())
 DIFFERENT = ("any models", "a common head")  # what methods for different models accept
-NEEDS = {
-    "proxy": "--models.proxy miniature:henn_2",
-    "server": "--models.server miniature:henn_5",
-    "public": "",
-}
 OF_TUNING = ("--local.lr", "--local.momentum", "--models.mix", "--local.optimiser")
 ALONE = ("local", "central")  # methods without a matched baseline
-SECONDS = 25.0  # of local training in the cell dirichlet-five, before it is measured
-GUESS = 2.0  # a method's time over local training, where nothing is measured
 
 
 class Task(NamedTuple):
@@ -55,8 +50,13 @@ class Task(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What makes runs the same: a digest of the job and its seed."""
-        job = matched_fields(self.flags) if self.kind == "matched" else self.flags
+        """What makes runs the same: a digest of the job and its seed.
+
+        Local training has the key of a matched baseline with the same settings, so that it is run
+        once for all of them.
+        """
+        alone = self.kind == "matched" or (self.kind == "seed" and self.method == "local")
+        job = matched_fields(self.flags) if alone else self.flags
         return sha256(f"{job} --seed {self.seed}".encode()).hexdigest()[:12]
 
 
@@ -106,60 +106,110 @@ def common_flags(cell: str, name: str) -> str:
         *("--algorithm.name", name, PLAN["data"][data], PLAN["partitions"][partition]),
         PLAN["models"][mix],
         *(["--participation", str(share)] if share < 1 else []),
-        *(NEEDS[need] for need in ALGORITHMS[name].load()().needs),
+        *(PLAN["needs"][need] for need in ALGORITHMS[name].load()().needs),
         *untuned,
     ]
     return " ".join(" ".join(parts).split())
 
 
-def trials(name: str) -> list[str]:
-    """The flags that are tried: the same number for every method."""
+def settings(name: str) -> list[str]:
+    """The tuned settings that are tried: the same number for every method."""
     if name not in PLAN["weights"]:
         return [f"--local.lr {rate}" for rate in PLAN["rates_alone"]]
     field, *values = PLAN["weights"][name]
     return [f"--local.lr {rate} --{field} {value}" for value in values for rate in PLAN["rates"]]
 
 
-def tuning(cell: str, name: str) -> list[Task]:
-    common = common_flags(cell, name)
-    seed = PLAN["tuning_seed"]
-    return [Task(cell, name, "trial", seed, f"{common} {flags}") for flags in trials(name)]
+def tuning(cell: str, name: str) -> dict[str, Task]:
+    """The trials of a method, by the flags of the runs that follow if the trial is the best."""
+    common, seed = common_flags(cell, name), PLAN["tuning_seed"]
+    every = [f"{common} {tuned}" for tuned in settings(name)]
+    return {
+        flags: Task(cell, name, "trial", seed, f"{flags} {PLAN['of_trials']}") for flags in every
+    }
 
 
-def final(cell: str, name: str, flags: str) -> Iterator[Task]:
+def final(cell: str, name: str, flags: str, seeds: Sequence[int]) -> Iterator[Task]:
     """The runs of a method with the flags that tuning has chosen, and its matched baseline."""
-    for seed in PLAN["seeds"]:
+    for seed in seeds:
         yield Task(cell, name, "seed", seed, flags)
         if name not in ALONE:
             yield Task(cell, name, "matched", seed, flags)
 
 
 def chosen(cell: str, name: str, rows: dict[str, Any]) -> str | None:
-    """The flags of the trial with the best validation score; None before all trials are done."""
-    tried = [(rows.get(task.key), task.flags) for task in tuning(cell, name)]
-    if not all(row for row, _ in tried):
+    """The flags of the trial with the best validation score; None before all trials are done, ""
+    if all have failed.
+    """
+    tried = {flags: rows.get(task.key) for flags, task in tuning(cell, name).items()}
+    if not all(tried.values()):
         return None
-    scores = {flags: row["validation"] for row, flags in tried if row and "validation" in row}
+    scores = {f: row["validation"] for f, row in tried.items() if row and "validation" in row}
     return max(scores, key=scores.__getitem__) if scores else ""
 
 
 def ready(
-    rows: dict[str, Any], cells: list[str], names: list[str], seeds: int = 0
+    rows: dict[str, Any], cells: list[str], names: Sequence[str] = (), seeds: int = 0
 ) -> Iterator[Task]:
     """All runs that can be started now and have no row, the most valuable first.
 
-    names: of methods; none: all.  seeds: only so many; 0: all.
+    A run that several methods share is yielded once.
+    names: of methods; none: all.  seeds: only so many, and no more if undecided; 0: as planned.
     """
+    yielded = set(rows)
     for cell in cells:
         for name in methods_of(cell):
             if names and name not in names:
                 continue
-            flags = chosen(cell, name, rows)
-            tasks = tuning(cell, name) if flags is None else []
-            if flags:
-                allowed = PLAN["seeds"][: seeds or None]
-                tasks = [task for task in final(cell, name, flags) if task.seed in allowed]
-            yield from (task for task in tasks if task.key not in rows)
+            for task in tasks_of(cell, name, rows, seeds):
+                if task.key not in yielded:
+                    yielded.add(task.key)
+                    yield task
+
+
+def tasks_of(cell: str, name: str, rows: dict[str, Any], seeds: int) -> list[Task]:
+    """The runs of a method in a cell: its trials, or what follows from them."""
+    flags = chosen(cell, name, rows)
+    if flags is None:
+        return list(tuning(cell, name).values())
+    if not flags:
+        return []
+    few = PLAN["seeds"][: seeds or PLAN["few"]]
+    more = not seeds and (name in ALONE or undecided(cell, name, flags, rows))
+    return list(final(cell, name, flags, PLAN["seeds"] if more else few))
+
+
+def undecided(cell: str, name: str, flags: str, rows: dict[str, Any]) -> bool:
+    """Whether the first seeds leave open if a method differs from its matched baseline.
+
+    So it is if the mean difference is `relevant`, but its interval has 0 in it.
+    """
+    seeds = PLAN["seeds"][: PLAN["few"]]
+    tasks = list(final(cell, name, flags, seeds))
+    done = [rows.get(task.key, {}) for task in tasks]
+    if not all("accuracy" in row for row in done):
+        return False
+    one = difference(*(dict(zip(seeds, part, strict=True)) for part in (done[::2], done[1::2])))
+    if one is None or one.interval is None:
+        return False
+    low, high = one.interval
+    return abs(one.mean) >= PLAN["relevant"] and low <= 0 <= high
+
+
+def difference(runs: Mapping[int, Any], base: Mapping[int, Any]) -> Paired | None:
+    """The paired differences of two methods over the seeds that both have; None without any.
+
+    runs, base: rows of finished runs, by seed.
+    """
+    pairs = [(runs[seed]["accuracy"], base[seed]["accuracy"]) for seed in runs if seed in base]
+    if not pairs:
+        return None
+    return Paired(
+        tuple(
+            np.array([a - b for a, b in zip(*pair, strict=True) if None not in (a, b)])
+            for pair in pairs
+        )
+    )
 
 
 @cache
@@ -168,15 +218,15 @@ def matched_fields(flags: str) -> str:
     return json.dumps(matched_job(load([str(JOB), *flags.split()], environ={})), sort_keys=True)
 
 
-def write_job(task: Task, folder: Path) -> tuple[Path, tuple[str, ...]]:
-    """The job file of a task, and the flags over it."""
-    seed = ("--seed", str(task.seed))
+def write_job(task: Task, folder: Path) -> list[str]:
+    """The words of a run's command line: its job file and flags."""
+    seed = ["--seed", str(task.seed)]
     if task.kind != "matched":
-        return JOB, (*task.flags.split(), *seed)
+        return [str(JOB), *task.flags.split(), *seed]
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{task.cell}-{task.method}-{task.seed}.toml"
+    path = folder / f"{task.key}.toml"
     path.write_text(to_toml(json.loads(matched_fields(task.flags))))
-    return path, seed
+    return [str(path), *seed]
 
 
 def read(cells: list[str]) -> dict[str, Any]:
@@ -188,47 +238,3 @@ def read(cells: list[str]) -> dict[str, Any]:
             row = json.loads(line)
             rows[row["key"]] = row
     return rows
-
-
-def seconds(rows: dict[str, Any]) -> dict[tuple[str, str], float]:
-    """CPU seconds of a run, by cell and method: measured, or of other cells and methods."""
-    measured: dict[tuple[str, str], list[float]] = {}
-    for row in rows.values():
-        if "cpu" in row and row["kind"] != "matched":
-            measured.setdefault((row["cell"], row["method"]), []).append(row["cpu"])
-    means = {pair: sum(values) / len(values) for pair, values in measured.items()}
-    table = json.loads((methods.KEPT / "table.json").read_text())["fashion-mnist"]
-    ratio = {entry["method"]: max(1.0, entry["seconds_ratio"]) for entry in reversed(table)}
-    usual = means.get(("dirichlet-five", "local"), SECONDS)
-    return {
-        (cell, name): means.get(
-            (cell, name),
-            means.get((cell, "local"), usual * size(cell))
-            * ratio.get(name, GUESS)
-            * (PLAN["cells"][cell][3] if (cell, "local") not in means else 1),
-        )
-        for cell in PLAN["cells"]
-        for name in methods_of(cell)
-    }
-
-
-def size(cell: str) -> float:
-    """The examples of a cell over those of dirichlet-five."""
-    data = PLAN["cells"][cell][0]
-    return {"cifar10-1000": 4.0, "cifar10-4500": 18.0, "heart": 0.2}.get(data, 1.0)
-
-
-def hours(rows: dict[str, Any], cells: list[str]) -> dict[str, float]:
-    """Core-hours of the runs of each cell that have no row yet."""
-    cost, missing = seconds(rows), {}
-    for cell in cells:
-        remaining = sum(
-            cost[cell, "local" if task.kind == "matched" else task.method]
-            for task in ready(rows, [cell], [])
-        )
-        for name in methods_of(cell):
-            if chosen(cell, name, rows) is None:  # its seeds follow its trials
-                alone = cost[cell, "local"] * (name not in ALONE)
-                remaining += len(PLAN["seeds"]) * (cost[cell, name] + alone)
-        missing[cell] = remaining / 3600
-    return missing

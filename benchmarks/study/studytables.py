@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from studyplan import KEPT, PLAN, chosen, final, methods_of
+from studyplan import KEPT, PLAN, chosen, difference, final, methods_of
 
-from hpcfed.report.differences import holm, t_interval, wilcoxon
+from hpcfed.report.differences import Paired, holm
 
 HEADS = (
     "method",
@@ -32,32 +32,7 @@ HEADS = (
     "epochs",
     "CPU seconds",
 )
-ENOUGH = 3  # seeds for an interval and a test
 SIZE, POINTS = (7.0, 3.2), 8  # inches of a picture, points of its letters
-
-
-class Difference(NamedTuple):
-    """Paired differences of a method from a baseline in one cell.
-
-    seeds: [S], mean over clients by seed.  clients: all of them, client by client.
-    """
-
-    seeds: np.ndarray
-    clients: np.ndarray
-
-    @property
-    def p(self) -> float | None:
-        return wilcoxon(self.seeds) if len(self.seeds) >= ENOUGH else None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        return t_interval(self.seeds) if len(self.seeds) >= ENOUGH else None
-
-    @property
-    def effect(self) -> float:
-        """The mean difference over the standard deviation of the clients' differences."""
-        spread = float(self.clients.std(ddof=1)) if len(self.clients) > 1 else 0.0
-        return float(self.clients.mean()) / spread if spread else 0.0
 
 
 Runs = dict[int, dict[str, Any]]  # rows of a method in a cell, by seed
@@ -85,7 +60,7 @@ def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str
     baselines: dict[str, Runs] = {}
     for name in methods_of(cell):
         flags = chosen(cell, name, rows)
-        for task in final(cell, name, flags) if flags else ():
+        for task in final(cell, name, flags, PLAN["seeds"]) if flags else ():
             row = rows.get(task.key)
             if row and "accuracy" in row:
                 kind = baselines if task.kind == "matched" else runs
@@ -99,18 +74,6 @@ def accuracy(runs: Runs) -> float:
 
 def mean(values: list[float | None]) -> float:
     return float(np.mean([value for value in values if value is not None]))
-
-
-def difference(runs: Runs, base: Runs) -> Difference | None:
-    """The paired differences of two methods over the seeds that both have; None without any."""
-    pairs = [(runs[seed]["accuracy"], base[seed]["accuracy"]) for seed in runs if seed in base]
-    if not pairs:
-        return None
-    each = [
-        np.array([a - b for a, b in zip(*pair, strict=True) if None not in (a, b)])
-        for pair in pairs
-    ]
-    return Difference(np.array([values.mean() for values in each]), np.concatenate(each))
 
 
 def table(runs: dict[str, Runs], baselines: dict[str, Runs]) -> list[str]:
@@ -128,7 +91,7 @@ def table(runs: dict[str, Runs], baselines: dict[str, Runs]) -> list[str]:
             f"{accuracy(runs[name]):.3f}",
             f"{np.mean([mean(row['received']) for row in by_seed]):.3f}",
             *difference_cells(over_local, corrected[0].get(name)),
-            f"{over_local.effect:+.2f}" if over_local else "",
+            effect(over_local),
             better_and_worse(over_local),
             *difference_cells(over_matched, corrected[1].get(name)),
             f"{np.mean([row['up'] for row in by_seed]) / 1e3:,.1f}",
@@ -139,21 +102,26 @@ def table(runs: dict[str, Runs], baselines: dict[str, Runs]) -> list[str]:
     return lines
 
 
-def correct(column: Mapping[str, Difference | None]) -> dict[str, float]:
+def correct(column: Mapping[str, Paired | None]) -> dict[str, float]:
     """p values of the methods that have one, corrected by Holm's method."""
     tested = {name: one.p for name, one in column.items() if one and one.p is not None}
     return dict(zip(tested, holm([p for p in tested.values() if p is not None]), strict=True))
 
 
-def difference_cells(one: Difference | None, p: float | None) -> tuple[str, str, str]:
+def difference_cells(one: Paired | None, p: float | None) -> tuple[str, str, str]:
     """Mean, interval and corrected p as text; empty for what is not there."""
     if not one:
         return "", "", ""
     low_high = " to ".join(f"{end:+.3f}" for end in one.interval or ())
-    return f"{one.seeds.mean():+.3f}", low_high, "" if p is None else f"{p:.3f}"
+    return f"{one.mean:+.3f}", low_high, "" if p is None else f"{p:.3f}"
 
 
-def better_and_worse(one: Difference | None) -> str:
+def effect(one: Paired | None) -> str:
+    """The effect size as text; empty if there is none."""
+    return "" if one is None or one.effect is None else f"{one.effect:+.2f}"
+
+
+def better_and_worse(one: Paired | None) -> str:
     """The shares of clients that a method makes better and worse, as text."""
     return f"{(one.clients > 0).mean():.0%} / {(one.clients < 0).mean():.0%}" if one else ""
 

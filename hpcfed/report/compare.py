@@ -2,7 +2,8 @@
 
 It needs only result files. As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's
 signed-rank test, Holm's correction if several methods are compared with one. Seeds take the place
-of his data sets, because they are independent; clients of one run are not.
+of his data sets, because they are independent; clients of one run are not. Fewer than six seeds
+are compared by the paired t test, because the rank test of so few cannot give p < 0.05.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.wording import count_noun
 from hpcfed.report import differences
 from hpcfed.report.cases import also_differ, code_differs, find_cases
+from hpcfed.report.differences import ENOUGH, RANKED
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.naming import Names, with_titles
 from hpcfed.report.pairs import (
-    ENOUGH,
     Comparison,
     Method,
     compare_all,
@@ -43,6 +44,7 @@ HEADS = (
     "95 % interval",
     "p",
     "p (Holm)",
+    "effect size",
     "over",
     "clients better / worse / equal",
 )
@@ -56,6 +58,7 @@ NAMES = (
     "high",
     "p",
     "p_holm",
+    "effect",
     "seeds",
     "clients",
     "better",
@@ -64,9 +67,12 @@ NAMES = (
 )
 
 OVER_SEEDS = (
-    "Over seeds: paired t interval, Wilcoxon's signed-rank test. Seeds are the units; the "
-    "clients of one run "
-    "are not independent, and are only counted, over all seeds."
+    "Over seeds: paired t interval, and {test}. Seeds are the units (clusters); the clients of one "
+    "run are not independent, and are only counted, over all seeds."
+)
+EFFECT = (
+    "Effect size: mean over standard deviation of the clients' differences; 0.2 is small, 0.8 "
+    "large (Cohen, 1988)."
 )
 ONE_SEED = (
     f"One seed: bootstrap interval ({differences.DRAWS:,} draws) and Wilcoxon's signed-rank test "
@@ -202,6 +208,7 @@ def cells(one: Comparison, view: View) -> list[str]:
         interval,
         likely(one.p),
         likely(one.holm),
+        "" if one.effect is None else f"{one.effect:+.2f}",
     )
     return [one.method.label, *numbers, over, counts]
 
@@ -234,13 +241,11 @@ def notes(result: Result) -> list[str]:
 
 def how(done: list[Comparison]) -> list[str]:
     """Return notes on the units of intervals and tests, and their limits."""
-    seeds = sorted({one.seeds for one in done if one.seeds >= ENOUGH})
-    sentences = [OVER_SEEDS] if seeds else []
-    sentences += [
-        f"Of {n} seeds the test cannot give less than p = {differences.least(n):.4g}."
-        for n in seeds
-        if n < 6
-    ]
+    seeds = {one.seeds for one in done if one.seeds >= ENOUGH}
+    tests = ["paired t test"] * any(n < RANKED for n in seeds)
+    tests += ["Wilcoxon's signed-rank test"] * any(n >= RANKED for n in seeds)
+    test = f" (from {RANKED} seeds) or ".join(reversed(tests))
+    sentences = [OVER_SEEDS.format(test=test)] if seeds else []
     if any(one.seeds < ENOUGH and one.p is None for one in done):
         sentences.append(f"An interval and a test over seeds need {ENOUGH} of them.")
     if any(one.seeds == 1 and one.p is not None for one in done):
@@ -250,6 +255,8 @@ def how(done: list[Comparison]) -> list[str]:
             f"p (Holm) is corrected for {sum(one.p is not None for one in done)} tests; the "
             f"intervals are not."
         )
+    if any(one.effect is not None for one in done):
+        sentences.append(EFFECT)
     return sentences
 
 
@@ -278,7 +285,8 @@ def to_csv(result: Result) -> str:
 
 def numbers(one: Comparison, base: Method) -> list[str | float | int | None]:
     """Return the values of NAMES of a comparison, None for those that it has not."""
-    exact = (one.mean, one.base, one.difference, *(one.interval or (None, None)), one.p, one.holm)
+    interval = one.interval or (None, None)
+    exact = (one.mean, one.base, one.difference, *interval, one.p, one.holm, one.effect)
     floats = (None if number is None else float(number) for number in exact)
     counts = one.counts if one.clients else (None, None, None)
     return [one.method.label, base.label, *floats, one.seeds, one.clients or None, *counts]

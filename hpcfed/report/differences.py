@@ -1,11 +1,16 @@
-"""Paired differences: intervals and tests.
+"""Paired differences: intervals, tests and effect sizes.
 
-The choice of tests follows Demšar (JMLR 7, 2006, sections 3.1 and 3.2).
+Clients of one run share a server and a seed, so that their differences are not independent. Seeds
+are the clusters: with equally many clients per seed, the cluster-robust interval of the mean
+difference is the t interval over the means of the seeds.
+
+The choice of rank tests follows Demšar (JMLR 7, 2006, sections 3.1 and 3.2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +18,82 @@ SURE = 0.95  # of a confidence interval
 DRAWS = 10_000  # of the bootstrap
 FEW = 13  # pairs up to which all 2 ** n signs are counted if ranks are tied
 PLACES = 12  # decimals: differences that are equal but for rounding are tied
+ENOUGH = 3  # seeds for an interval and a test over them
+RANKED = 6  # seeds from which the signed-rank test can give p < 0.05
 Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Paired differences of a method from a baseline.
+
+    by_seed: for each seed, the differences of its clients, [K].
+    """
+
+    by_seed: tuple[np.ndarray, ...]
+
+    @property
+    def seeds(self) -> np.ndarray:
+        """[S], the mean over clients for each seed."""
+        return np.array([clients.mean() for clients in self.by_seed])
+
+    @property
+    def clients(self) -> np.ndarray:
+        """The differences of all clients, for all seeds."""
+        return np.concatenate(self.by_seed)
+
+    @property
+    def mean(self) -> float:
+        return float(self.seeds.mean())
+
+    @property
+    def interval(self) -> Interval | None:
+        """The t interval over seeds; None if they are too few."""
+        return t_interval(self.seeds) if len(self.by_seed) >= ENOUGH else None
+
+    @property
+    def p(self) -> float | None:
+        """p of the test over seeds; None if they are too few."""
+        return p_over_seeds(self.seeds) if len(self.by_seed) >= ENOUGH else None
+
+    @property
+    def effect(self) -> float | None:
+        """The mean over the standard deviation of the clients' differences (Cohen's d of pairs).
+
+        None if there are fewer than two clients, or all differ by the same.
+        """
+        clients = self.clients
+        spread = float(clients.std(ddof=1)) if len(clients) > 1 else 0.0
+        return float(clients.mean()) / spread if round(spread, PLACES) else None
+
+    def counts(self, high: bool = True) -> tuple[int, int, int]:
+        """Return the numbers of clients that are better, worse and equal.
+
+        high: whether higher values are better.
+        """
+        signs = self.clients.round(PLACES) * (1 if high else -1)
+        return int((signs > 0).sum()), int((signs < 0).sum()), int((signs == 0).sum())
+
+
+def p_over_seeds(differences: np.ndarray) -> float:
+    """Return p of the two-sided test of the means of seeds.
+
+    It is the signed-rank test from RANKED seeds on. That of fewer seeds cannot give p < 0.05, and
+    so it is the paired t test, whose p is below 0.05 exactly if `t_interval` leaves out 0.
+
+    differences: [n], n >= 2, one for each seed.
+    """
+    return wilcoxon(differences) if len(differences) >= RANKED else t_test(differences)
+
+
+def t_test(differences: np.ndarray) -> float:
+    """Return p of the two-sided paired t test; 1 if all differences are 0."""
+    from scipy import stats
+
+    rounded = differences.round(PLACES)
+    if np.ptp(rounded) == 0:
+        return 0.0 if rounded.any() else 1.0
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def t_interval(differences: np.ndarray) -> Interval:
@@ -63,11 +143,6 @@ def wilcoxon(differences: np.ndarray) -> float:
     return float(
         stats.wilcoxon(rounded, zero_method="zsplit", method="auto" if distinct else few).pvalue
     )
-
-
-def least(n: int) -> float:
-    """Return the smallest possible p of the signed-rank test for n pairs: all of one sign."""
-    return 2.0 / 2**n
 
 
 def holm(ps: Sequence[float]) -> list[float]:

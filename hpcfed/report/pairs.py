@@ -10,7 +10,7 @@ import numpy as np
 from hpcfed.core.errors import ConfigError
 from hpcfed.report import differences
 from hpcfed.report.cases import ASIDE, SEED, by_seed
-from hpcfed.report.differences import PLACES
+from hpcfed.report.differences import Paired
 from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View
 from hpcfed.results.run import Run, format_value
@@ -57,6 +57,11 @@ class Pair:
     base: float
     clients: np.ndarray
     lone: int = 0
+
+    @property
+    def differences(self) -> np.ndarray:
+        """Differences of the clients, or that of the means for a number that is not of clients."""
+        return self.clients if len(self.clients) else np.array([self.mean - self.base])
 
 
 def methods(runs: list[Run]) -> list[Method]:
@@ -177,12 +182,6 @@ def same_examples(ours: Record, theirs: Record) -> bool | None:
     )
 
 
-def counts(seed_pairs: Sequence[Pair], high: bool = True) -> tuple[int, int, int]:
-    """Return the numbers of clients that are better, worse and equal, over all pairs."""
-    every = np.concatenate([one.clients for one in seed_pairs]).round(PLACES) * (1 if high else -1)
-    return int((every > 0).sum()), int((every < 0).sum()), int((every == 0).sum())
-
-
 def explain_unpaired(ours: Method, theirs: Method, seed_pairs: Sequence[Pair]) -> Iterator[str]:
     """Yield notes on runs and clients of two methods that do not count, and why."""
     for one, other in ((ours, theirs), (theirs, ours)):
@@ -200,15 +199,14 @@ def explain_unpaired(ours: Method, theirs: Method, seed_pairs: Sequence[Pair]) -
         )
 
 
-ENOUGH = 3  # seeds for an interval and a test over them
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Comparison of one method with the baseline, over seeds or over the clients of a single seed.
 
     pairs: one for each seed.
     interval, p: None if there are too few pairs.
+    effect: the mean difference over the standard deviation of the clients' differences; None if
+    the number is not of clients.
     counts: clients that are better, worse and equal, over all pairs.
     """
 
@@ -218,6 +216,7 @@ class Comparison:
     base: float
     interval: differences.Interval | None
     p: float | None
+    effect: float | None
     counts: tuple[int, int, int]
     holm: float | None = None
 
@@ -244,16 +243,15 @@ def against(one: Method, base: Method, view: View, anyway: bool = False) -> Comp
     mean, other = (
         float(np.mean([getattr(pair, name) for pair in seed_pairs])) for name in ("mean", "base")
     )
-    interval, p = None, None
-    if len(seed_pairs) >= ENOUGH:
-        each = np.array([pair.mean - pair.base for pair in seed_pairs])
-        interval, p = differences.t_interval(each), differences.wilcoxon(each)
-    elif len(seed_pairs) == 1 and len(seed_pairs[0].clients) > 1:
-        interval = differences.bootstrap(seed_pairs[0].clients, seed_pairs[0].seed)
-        p = differences.wilcoxon(seed_pairs[0].clients)
-    return Comparison(
-        one, seed_pairs, mean, other, interval, p, counts(seed_pairs, view.measure.high)
-    )
+    paired = Paired(tuple(one.differences for one in seed_pairs))
+    interval, p = paired.interval, paired.p
+    if len(seed_pairs) == 1 and len(paired.clients) > 1:
+        interval = differences.bootstrap(paired.clients, seed_pairs[0].seed)
+        p = differences.wilcoxon(paired.clients)
+    of_clients = all(len(one.clients) for one in seed_pairs)
+    effect = paired.effect if of_clients else None
+    counts = paired.counts(view.measure.high)
+    return Comparison(one, seed_pairs, mean, other, interval, p, effect, counts)
 
 
 def apply_holm(comparisons: list[Comparison]) -> list[Comparison]:

@@ -7,7 +7,7 @@ import pytest
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.compare import compare
-from hpcfed.report.differences import bootstrap, holm, least, t_interval, wilcoxon
+from hpcfed.report.differences import Paired, bootstrap, holm, t_interval, t_test, wilcoxon
 from hpcfed.report.table import table
 from hpcfed.storage.record import load
 from hpcfed.storage.results import Results
@@ -71,12 +71,40 @@ def test_the_t_interval_is_that_of_the_books():
 
 
 def test_the_signed_rank_test_counts_the_signs_that_are_as_extreme():
-    assert wilcoxon(np.array([0.1, 0.2, 0.3])) == least(3) == 0.25  # all positive: 2 of 8
+    assert wilcoxon(np.array([0.1, 0.2, 0.3])) == 0.25  # all positive: 2 of 8
     assert wilcoxon(np.array([0.1, 0.1, 0.1])) == 0.25  # ties, but the same
     assert (
         wilcoxon(np.array([0.4, -0.1, 0.2, 0.3])) == 0.25
     )  # sum of negative ranks 1: (1 + 1) * 2 of 16
     assert wilcoxon(np.zeros(5)) == 1.0
+
+
+def test_the_t_test_is_that_of_the_interval():
+    each = np.array([0.1, 0.2, 0.3])  # t = 0.2 / (0.1 / sqrt(3)) = 2 sqrt(3), 2 degrees of freedom
+    assert t_test(each) == pytest.approx(1 - (12 / 14) ** 0.5)
+    assert t_test(np.zeros(3)) == 1.0 and t_test(np.full(3, 0.1)) == 0.0
+    edge = each - t_interval(each)[0]  # an interval that begins at 0
+    assert t_test(edge) == pytest.approx(0.05)
+
+
+def test_paired_differences_are_clustered_by_seed():
+    paired = Paired((np.array([0.1, 0.3]), np.array([0.4]), np.array([-0.2, 0.2, 0.0])))
+    np.testing.assert_allclose(paired.seeds, [0.2, 0.4, 0.0])
+    assert paired.mean == pytest.approx(0.2)
+    assert paired.interval == t_interval(paired.seeds) and paired.p == t_test(paired.seeds)
+    assert paired.counts() == (4, 1, 1) and paired.counts(high=False) == (1, 4, 1)
+    values = [0.1, 0.3, 0.4, -0.2, 0.2, 0.0]
+    assert paired.effect == pytest.approx(np.mean(values) / np.std(values, ddof=1))
+    few = Paired(paired.by_seed[:2])
+    assert few.interval is None and few.p is None
+    assert Paired((np.array([0.1]),)).effect is None
+    assert Paired((np.array([0.3 - 0.2, 0.1]),)).effect is None  # equal but for rounding
+
+
+def test_six_seeds_are_compared_by_ranks_and_fewer_by_t():
+    each = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert Paired(tuple(each[:, None])).p == wilcoxon(each) == 2 / 2**6
+    assert Paired(tuple(each[:5, None])).p == t_test(each[:5])
 
 
 def test_holm_multiplies_the_smallest_by_all_and_the_others_by_the_remaining_number():
@@ -95,7 +123,7 @@ def test_a_bootstrap_depends_only_on_its_seed():
 
 def test_over_three_seeds_the_seeds_are_the_units(tmp_path):
     runs = [*seeds(tmp_path, "local", [0.5, 0.5, 0.5]), *seeds(tmp_path, "fedavg", [0.6, 0.7, 0.8])]
-    head, _, heads, base, ours, _, note, least_p = lines(compare(runs))
+    head, _, heads, base, ours, _, note, effect = lines(compare(runs))
     assert head == (
         "Test accuracy of each client's model after local training in the last "
         "round, mean over clients; paired differences from Local, "
@@ -104,11 +132,11 @@ def test_over_three_seeds_the_seeds_are_the_units(tmp_path):
     )
     assert "Holm" not in heads  # one test
     assert squeezed(base) == "Local (baseline) 0.5000"
-    assert squeezed(ours) == "FedAvg 0.7000 +0.2000 -0.0484 to +0.4484 0.2500 3 seeds 6 / 0 / 0"
-    assert (
-        "Seeds are the units" in note
-        and least_p == "Of 3 seeds the test cannot give less than p = 0.25."
+    assert squeezed(ours) == (
+        "FedAvg 0.7000 +0.2000 -0.0484 to +0.4484 0.0742 +2.24 3 seeds 6 / 0 / 0"
     )
+    assert "and paired t test. Seeds are the units" in note
+    assert effect.startswith("Effect size: mean over standard deviation of the clients'")
 
 
 def test_a_comparison_of_one_seed_is_over_clients_and_states_its_limits(tmp_path):
@@ -116,14 +144,16 @@ def test_a_comparison_of_one_seed_is_over_clients_and_states_its_limits(tmp_path
     ours = run(tmp_path / "b", [0.6, 0.7, 0.8, 0.9])
     text = lines(compare([local, ours]))
     assert squeezed(text[4]).startswith("FedAvg 0.7500 +0.2500 ")
-    assert squeezed(text[4]).endswith(" 0.1250 4 clients of one seed 4 / 0 / 0")  # p: 2 of 16
+    assert squeezed(text[4]).endswith(" 0.1250 +1.94 4 clients of one seed 4 / 0 / 0")  # p: 2 of 16
     assert "not independent" in text[6] and "not what another seed would give" in text[6]
 
 
 def test_two_seeds_are_too_few_for_an_interval_or_a_test(tmp_path):
     text = compare([*seeds(tmp_path, "local", [0.5, 0.5]), *seeds(tmp_path, "fedavg", [0.4, 0.5])])
-    assert squeezed(lines(text)[2]) == "method mean difference over clients better / worse / equal"
-    assert squeezed(lines(text)[4]) == "FedAvg 0.4500 -0.0500 2 seeds 0 / 2 / 2"
+    assert squeezed(lines(text)[2]) == (
+        "method mean difference effect size over clients better / worse / equal"
+    )
+    assert squeezed(lines(text)[4]) == "FedAvg 0.4500 -0.0500 -0.87 2 seeds 0 / 2 / 2"
     assert "need 3 of them" in text
 
 
@@ -131,9 +161,16 @@ def test_several_methods_against_one_are_corrected(tmp_path):
     means = {"local": [0.5, 0.5, 0.5], "fedavg": [0.6, 0.7, 0.8], "fedprox": [0.4, 0.6, 0.45]}
     runs = [path for method, each in means.items() for path in seeds(tmp_path, method, each)]
     text = lines(compare(runs, format="csv"))
-    assert text[0].endswith(",p,p_holm,seeds,clients,better,worse,equal")
-    assert text[1].startswith("FedAvg,Local,0.") and text[1].endswith(",0.25,0.5,3,6,6,0,0")
-    assert text[2].startswith("FedProx,Local,0.48") and text[2].endswith(",1.0,1.0,3,6,2,4,0")
+    assert text[0].endswith(",p,p_holm,effect,seeds,clients,better,worse,equal")
+    one, other = (dict(zip(text[0].split(","), line.split(","), strict=True)) for line in text[1:])
+    assert one["method"] == "FedAvg" and other["method"] == "FedProx"
+    assert float(one["p"]) == pytest.approx(0.0742, abs=1e-4)
+    assert float(one["p_holm"]) == pytest.approx(2 * float(one["p"]))
+    assert float(one["effect"]) == pytest.approx(5**0.5)  # 0.2 over 0.2 / sqrt(5)
+    assert float(other["p_holm"]) == float(other["p"]) > 0.5
+    assert [other[name] for name in ("seeds", "clients", "better", "worse", "equal")] == list(
+        "36240"
+    )
     assert "p (Holm) is corrected for 2 tests; the intervals are not." in compare(runs)
 
 

@@ -13,6 +13,7 @@ from tests.mpirun import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks/study"))
 
 import study
+import studycost
 import studyplan
 import studytables
 from studyplan import PLAN, Task
@@ -28,10 +29,10 @@ def row(task, score, accuracy=0.5):
 @pytest.mark.parametrize("cell", ["dirichlet-five", "domains-one", "heart", "sentiment140"])
 def test_each_method_of_a_cell_has_six_trials_that_hpcfed_takes(cell):
     for name in studyplan.methods_of(cell):
-        tasks = studyplan.tuning(cell, name)
+        tasks = list(studyplan.tuning(cell, name).values())
         assert len({task.flags for task in tasks}) == len(tasks) == 6
         job = load([str(studyplan.JOB), *tasks[-1].flags.split()], environ={})
-        assert (job.algorithm.name, job.evaluate.validation) == (name, 0.2)
+        assert (job.algorithm.name, job.evaluate.validation, job.rounds) == (name, 0.2, 10)
         if name not in ("local", "central"):
             assert "local" in studyplan.matched_fields(tasks[-1].flags)
 
@@ -58,7 +59,8 @@ def test_seeds_and_matched_baselines_follow_the_best_trial():
     assert [(task.kind, task.seed) for task in tasks] == [
         *(("seed", 0), ("matched", 0), ("seed", 1), ("matched", 1))
     ]
-    assert {task.flags for task in tasks} == {trials[4].flags}
+    best = trials[4].flags.removesuffix(f" {PLAN['of_trials']}")
+    assert {task.flags for task in tasks} == {best}
     matched = json.loads(studyplan.matched_fields(tasks[1].flags))
     assert matched["algorithm"]["name"] == "local"
     assert matched["local"]["lr"] == float(trials[4].flags.split("--local.lr ")[1].split()[0])
@@ -66,47 +68,132 @@ def test_seeds_and_matched_baselines_follow_the_best_trial():
     assert tasks[0] not in next_tasks()
 
 
+def decide(cell, name, rows):
+    """Add rows of all trials of a method; returns the chosen flags."""
+    rows |= {task.key: row(task, 0.5) for task in studyplan.tuning(cell, name).values()}
+    return studyplan.chosen(cell, name, rows)
+
+
+@pytest.mark.parametrize(
+    ("gains", "seeds"),
+    [
+        ([0.1, 0.101, 0.099], [0, 1, 2]),  # the interval is above 0
+        ([0.1, -0.02, 0.01], [0, 1, 2, 3, 4]),  # 0.03, and 0 is in the interval
+        ([0.02, -0.02, 0.001], [0, 1, 2]),  # 0.0003: too little to matter
+    ],
+)
+def test_a_method_gets_further_seeds_where_the_first_leave_open_if_it_helps(gains, seeds):
+    rows = {}
+    flags = decide("heart", "fedavg", rows)
+    for task in studyplan.final("heart", "fedavg", flags, [0, 1, 2]):
+        gain = gains[task.seed] if task.kind == "seed" else 0.0
+        rows[task.key] = row(task, 0.5, accuracy=0.5 + gain)
+    tasks = studyplan.ready(rows, ["heart"], ["fedavg"])
+    assert sorted({task.seed for task in tasks}) == seeds[3:]
+    assert list(studyplan.ready(rows, ["heart"], ["fedavg"], seeds=3)) == []
+
+
+def test_baselines_with_the_same_job_are_run_once_with_local_training():
+    rows = {}
+    for name in ("local", "fedavg", "fedper"):
+        decide("heart", name, rows)
+    names = ["local", "fedavg", "fedper"]
+    tasks = [(task.method, task.kind) for task in studyplan.ready(rows, ["heart"], names)]
+    assert tasks == [("local", "seed")] * 5 + [("fedavg", "seed")] * 3 + [("fedper", "seed")] * 3
+
+
 def test_a_method_whose_trials_all_failed_is_not_run():
-    rows = {task.key: {"failed": "the loss is nan"} for task in studyplan.tuning("heart", "fedavg")}
+    trials = studyplan.tuning("heart", "fedavg").values()
+    rows = {task.key: {"failed": "the loss is nan"} for task in trials}
     assert list(studyplan.ready(rows, ["heart"], ["fedavg"])) == []
 
 
-def test_the_worker_stops_after_its_hours_and_continues_with_what_is_missing(tmp_path, monkeypatch):
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """A function that works for some hours on runs of half an hour, and returns their tasks.
+
+    leaves: whether a run leaves a row.
+    """
     monkeypatch.setattr(study, "KEPT", tmp_path)
     monkeypatch.setattr(studyplan, "KEPT", tmp_path)
-    options = Namespace(cells=["heart"], methods=["local"], seeds=1, side_by_side=2, hours=1.0)
+    monkeypatch.setattr(study, "PLACE", tmp_path / "runs")
+    monkeypatch.setattr(study, "stop_on_signals", lambda running: None)
 
-    def worker(hours):
-        one = study.Worker(studyplan.read(["heart"]), Namespace(**vars(options) | {"hours": hours}))
-        one.measure = lambda task: row(task, 0.5)
-        one.cost = {("heart", "local"): 1800.0}
-        return one
+    def work(hours, leaves=True):
+        started, tasks = [], []
 
-    worker(hours=1.0).work()  # two runs of half an hour
-    assert len(studyplan.read(["heart"])) == 2
-    worker(hours=9.0).work()
+        def start(words, folder):
+            started.append(len(started))
+            return started[-1]
+
+        def finish(task, status, seconds):
+            tasks.append(task)
+            return row(task, 0.5) if leaves else None
+
+        waiting = iter(range(1000))
+        monkeypatch.setattr(study.forked, "start", start)
+        monkeypatch.setattr(study.forked, "wait", lambda: (next(waiting), 0, 1800.0))
+        monkeypatch.setattr(study, "finish", finish)
+        study.work(
+            Namespace(cells=["heart"], methods=["local"], seeds=1, side_by_side=2, hours=hours)
+        )
+        return tasks
+
+    return work
+
+
+def test_the_worker_stops_after_its_hours_and_continues_with_what_is_missing(worker, tmp_path):
+    assert len(worker(hours=1.0)) == 3  # the third was running when the hour was spent
+    assert len(worker(hours=9.0)) == 4
     rows = studyplan.read(["heart"])
     assert sorted(one["kind"] for one in rows.values()) == ["seed", *["trial"] * 6]
     assert len((tmp_path / "heart.jsonl").read_text().splitlines()) == 7
 
 
-def test_a_run_that_ends_without_a_row_is_tried_once_per_call(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "KEPT", tmp_path)
-    options = Namespace(cells=["heart"], methods=["local"], seeds=1, side_by_side=2, hours=9.0)
-    worker, tried = study.Worker({}, options), []
-    worker.cost = {("heart", "local"): 1800.0}
-    worker.measure = lambda task: tried.append(task.key)
-    worker.work()
-    assert len(tried) == len(set(tried)) == 6  # the trials of local training
+def test_a_run_that_ends_without_a_row_is_tried_once_per_call(worker):
+    tasks = worker(hours=9.0, leaves=False)
+    assert len({task.key for task in tasks}) == len(tasks) == 6  # the trials of local training
 
 
-def test_hours_are_those_of_the_missing_runs():
+def test_a_run_is_a_fork_that_leaves_a_row_or_says_why_it_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "PLACE", tmp_path)
+    task = next(iter(studyplan.tuning("heart", "local").values()))
+
+    def run(*flags):
+        process = study.forked.start(
+            [*study.write_job(task, tmp_path), *flags], tmp_path / task.key
+        )
+        ended, status, seconds = study.forked.wait()
+        assert ended == process
+        return study.finish(task, status, seconds)
+
+    done = run("--rounds", "5", "--data.root", str(ROOT.parent / "shared/data"))
+    assert done["cpu"] > 0
+    assert (done["round"], done["epochs"]) == (4, 5.0)
+    assert 0 < done["validation"] <= 1
+    assert run("--no-such-field", "1")["failed"] == "hpcfed: command line: no field 'such_field'"
+    assert not list(tmp_path.iterdir())
+
+
+def test_hours_are_those_of_the_missing_runs(monkeypatch):
+    seconds = {name: {"heart": [3.0, 5.0]} for name in studyplan.methods_of("heart")}
+    monkeypatch.setattr(studycost, "stored", lambda: seconds)
     rows = {}
-    before = studyplan.hours(rows, ["heart"])["heart"]
+    before = studycost.hours(rows, "heart", more=False)
+    assert before < studycost.hours(rows, "heart", more=True)
     for name in studyplan.methods_of("heart"):
-        for task in studyplan.tuning("heart", name):
-            rows[task.key] = row(task, 0.5)
-    assert 0 < studyplan.hours(rows, ["heart"])["heart"] < before
+        decide("heart", name, rows)
+    assert 0 < studycost.hours(rows, "heart", more=False) < before
+
+
+def test_seconds_are_split_into_what_is_paid_once_and_per_round():
+    measured = {
+        "local": {"dirichlet-five": [3.0, 5.0], "heart": [1.0, 1.2]},
+        "fedmd": {"dirichlet-five": [7.0, 11.0]},
+    }
+    assert studycost.estimate(measured, "dirichlet-five", "local", 30) == pytest.approx(13.0)
+    # once 3 s; rounds twice those of local training
+    assert studycost.estimate(measured, "heart", "fedmd", 30) == pytest.approx(3 + 30 * 0.08)
 
 
 def test_differences_are_paired_by_client_and_clustered_by_seed():
@@ -117,13 +204,12 @@ def test_differences_are_paired_by_client_and_clustered_by_seed():
             [[0.4, 0.5, 0.2], [0.6, 0.4, 0.6], [0.3, 0.6, None]],
         )
     )
-    one = studytables.difference(ours, base)
+    one = studyplan.difference(ours, base)
     np.testing.assert_allclose(one.seeds, [0.15, 0.5 / 3, 0.15])
     assert len(one.clients) == 7
     low, high = one.interval
     assert low < one.seeds.mean() < high
-    assert one.p == 0.25  # of three seeds of one sign
-    assert studytables.difference(ours, {7: {"accuracy": [0.1]}}) is None
+    assert studyplan.difference(ours, {7: {"accuracy": [0.1]}}) is None
 
 
 def test_the_critical_difference_is_that_of_demsar_s_example():
@@ -135,10 +221,8 @@ def test_tables_and_ranks_are_made_of_rows(tmp_path, monkeypatch):
     rows = {}
     for cell in ("heart", "heart-different"):
         for i, name in enumerate(studyplan.methods_of(cell)[:4]):
-            for task in studyplan.tuning(cell, name):
-                rows[task.key] = row(task, 0.5)
-            for task in studyplan.final(cell, name, studyplan.chosen(cell, name, rows)):
-                rows[task.key] = row(task, 0.5, accuracy=0.5 + 0.01 * i)
+            for task in studyplan.final(cell, name, decide(cell, name, rows), PLAN["seeds"]):
+                rows.setdefault(task.key, row(task, 0.5, accuracy=0.5 + 0.01 * i))
     studytables.write(rows)
     text = (tmp_path / "table.md").read_text()
     assert text.count("| local (5) | 0.500 |") == 2
@@ -149,5 +233,7 @@ def test_the_key_of_a_run_is_its_job_and_seed():
     one = Task("heart", "fedavg", "seed", 0, "--algorithm.name fedavg")
     assert one.key != one._replace(seed=1).key
     assert one.key == one._replace(kind="trial").key
+    local = one._replace(method="local", flags="--algorithm.name local")
+    assert local.key == one._replace(kind="matched").key  # the same job, by two ways
     assert one.key != one._replace(flags="--algorithm.name fedprox").key
     assert PLAN["seeds"] == [0, 1, 2, 3, 4]

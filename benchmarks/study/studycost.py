@@ -1,0 +1,108 @@
+"""Core-hours of the study, from measured seconds.
+
+`study.py --measure` measures a run of 5 rounds and one of 10 of each method in one cell, and of
+local training in every cell; `seconds.json` has the CPU seconds. So what is paid once per run and
+what is paid per round are told apart. In a cell in which a method was not measured, its rounds take
+as many times those of local training as in the cell in which it was. Finished runs count in place
+of estimates.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import mean
+from typing import Any
+
+from studyplan import (
+    ALONE,
+    BASE,
+    HERE,
+    PLAN,
+    Task,
+    chosen,
+    final,
+    matched_fields,
+    methods_of,
+    tuning,
+)
+
+ROUNDS = (5, 10)  # of the runs that are measured; both end with an evaluation
+MEASURED = HERE / "seconds.json"
+Seconds = dict[str, dict[str, list[float]]]  # by method and cell, for ROUNDS
+
+
+def stored() -> Seconds:
+    return json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+
+
+def store(measured: Seconds) -> None:
+    MEASURED.write_text(json.dumps(measured, indent=1) + "\n")
+
+
+def once_and_per_round(seconds: list[float]) -> tuple[float, float]:
+    """What a run costs once, and per round."""
+    per_round = max(0.0, seconds[1] - seconds[0]) / (ROUNDS[1] - ROUNDS[0])
+    return max(0.0, seconds[0] - ROUNDS[0] * per_round), per_round
+
+
+def estimate(measured: Seconds, cell: str, name: str, rounds: int) -> float:
+    """CPU seconds of a run of a method in a cell."""
+    if not measured.get(name) or not measured.get("local", {}).get(cell):
+        sys.exit(f"no seconds of {name} or of local training in {cell}; --measure measures them")
+    if cell in measured[name]:
+        once, per_round = once_and_per_round(measured[name][cell])
+        return once + rounds * per_round
+    other, seconds = next(iter(measured[name].items()))
+    once, per_round = once_and_per_round(seconds)
+    here, elsewhere = (once_and_per_round(measured["local"][one])[1] for one in (cell, other))
+    return once + rounds * per_round * here / elsewhere
+
+
+def hours(rows: dict[str, Any], cell: str, more: bool) -> float:
+    """Core-hours of the runs of a cell that have no row yet.
+
+    more: whether all methods get all seeds; else each gets the first ones.
+    """
+    measured, done = stored(), defaultdict(list)
+    for row in rows.values():
+        if row["cell"] == cell and "failed" not in row:
+            done[row["method"], row["kind"]].append(row["cpu"])
+    tasks = {task.key: task for task in expected(rows, cell, more)}
+    seconds = (
+        mean(done[task.method, task.kind])
+        if done[task.method, task.kind]
+        else estimate_task(measured, task)
+        for key, task in tasks.items()
+        if key not in rows
+    )
+    return sum(seconds) / 3600
+
+
+def expected(rows: dict[str, Any], cell: str, more: bool) -> Iterator[Task]:
+    """All runs of a cell. Before a method's trials are done, one of its settings counts as chosen:
+    another for each method, so that matched baselines are as different as they may become.
+    """
+    for i, name in enumerate(methods_of(cell)):
+        trials = tuning(cell, name)
+        yield from trials.values()
+        flags = chosen(cell, name, rows)
+        if flags is None:
+            flags = list(trials)[i % len(trials)]
+        few = PLAN["few"] if not more and name not in ALONE else None
+        yield from final(cell, name, flags, PLAN["seeds"][:few]) if flags else ()
+
+
+def estimate_task(measured: Seconds, task: Task) -> float:
+    """CPU seconds of a run without rows of its kind."""
+    flags = task.flags.split()
+    rounds = int(flags[flags.index("--rounds") + 1]) if "--rounds" in flags else BASE["rounds"]
+    if task.kind != "matched":
+        return estimate(measured, task.cell, task.method, rounds)
+    job = json.loads(matched_fields(task.flags))
+    if job["algorithm"]["name"] != "local":  # the method itself, without the other clients
+        return estimate(measured, task.cell, task.method, rounds)
+    times = job["local"].get("epochs", 1)
+    return times * estimate(measured, task.cell, "local", rounds)
