@@ -13,6 +13,8 @@ from torch import Tensor
 from hpcfed.core.params import Params, Per, Term
 from hpcfed.core.payload import host_buffer
 
+ALIGNED = 16  # values: 64 bytes of float32
+
 
 def mean_of(
     terms: Iterable[Term],
@@ -34,6 +36,15 @@ def mean_of(
     shapes, factors = [array.shape for array in quotients.arrays], [row.factor for row in rows]
     sum_(place(rows), shapes, factors, quotients)
     return quotients.mean()
+
+
+def padded(shape: Sequence[int]) -> int:
+    """Return the number of values between a tensor of this shape and the next one in a buffer.
+
+    Each tensor then begins where new memory would: a product of matrices may have other last bits
+    elsewhere, as after a checkpoint.
+    """
+    return -(-math.prod(shape) // ALIGNED) * ALIGNED
 
 
 def weight_shape(shape: tuple[int, ...], per: Per) -> tuple[int, ...]:
@@ -58,7 +69,7 @@ class Quotients:
         self.device = devices.pop() if len(devices) == 1 else torch.device("cpu")
         # one buffer, because new memory comes faster in large pages, and reaches a GPU in one copy
         self.flat = host_buffer(
-            [sum(map(math.prod, shapes))], torch.float32 if float32 else torch.float64, self.device
+            [sum(map(padded, shapes))], torch.float32 if float32 else torch.float64, self.device
         )
         self.means = [view.numpy() for view in self.views(self.flat)]
         self.arrays, self.first = self.weights + self.means, len(self.weights)
@@ -90,8 +101,10 @@ class Quotients:
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parts of a flat vector in the shapes of the means."""
         shapes = [value.shape for value in self.keep.values()]
-        parts = flat.split([math.prod(shape) for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        parts = flat.split([padded(shape) for shape in shapes])
+        return [
+            part[: math.prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)
+        ]
 
     def mean(self) -> Params:
         """Return the means by name, with the type and device of the values that they replace."""

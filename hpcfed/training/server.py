@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Batch = Callable[[np.ndarray], Any]  # positions -> a batch
 Loss = Callable[[Params, Any], Tensor]  # parameters, batch -> scalar
 OFTEN = 100  # steps between two evaluations on held-out data
+ALIGNED = 16  # bytes: new memory begins at a multiple of them, a part of a tensor may not
 
 
 class Watch:
@@ -170,13 +171,19 @@ def predictor(fed: Federation, architecture: str, params: Params) -> Callable[[A
     """Return the function of a server's model: prepared inputs [n, *shape] -> logits [n, C]."""
     module = fed.module(architecture)
     module.model.eval()
+    return with_weights(module, params)
+
+
+def with_weights(module: Skeleton, params: Params) -> Callable[[Any], Tensor]:
+    """Return the function of a module with these weights instead of its own."""
     return partial(call, module, lay_out(module, params))
 
 
 def lay_out(module: Skeleton, params: Params) -> Params:
     """Return the weights in the memory layout of the module, on which the last bits depend.
 
-    An upload has another layout when it comes out of a replay log.
+    They have another layout, or begin elsewhere, when they come out of a checkpoint or a replay
+    log.
     """
     return Params({name: in_layout(v, module.view(name)) for name, v in params.items()})
 
@@ -186,6 +193,8 @@ def in_layout(value: Tensor, model: Tensor) -> Tensor:
 
     The value may be larger: matched models have more units than the module.
     """
+    if value.data_ptr() % ALIGNED:
+        value = value.clone()
     if value.shape == model.shape:
         return alike(value, model)
     strides = model.stride()

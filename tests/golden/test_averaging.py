@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hpcfed.comm import Serial
-from hpcfed.core.params import Params
+from hpcfed.core.averaging import mean_of
+from hpcfed.core.params import Params, Term
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
 
@@ -132,3 +133,12 @@ def test_the_papers_classifier_of_512_features_and_10_classes_is_20520_bytes():
 
 def started_on(*flags: str) -> Rounds:
     return toy.start(Serial(), toy.job("fedclassavg", *flags))
+
+
+def test_each_mean_begins_where_new_memory_would():
+    """A product of matrices may have other last bits elsewhere, as after a checkpoint."""
+    keep = Params(bias=torch.zeros(3), weight=torch.zeros(5, 7), scale=torch.zeros(()))
+    term = Term(keep.map(lambda value: value + 1), 2.0, {})
+    means = mean_of([term], keep, "mean", Serial().sum)
+    assert [value.data_ptr() % 16 for value in means.values()] == [0, 0, 0]
+    assert all(torch.equal(value, torch.ones_like(value)) for value in means.values())

@@ -5,7 +5,6 @@ The tensors of M models are stacked, [M, *shape]. A tensor that all clusters sha
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from hpcfed import Client, Federation, Mean, Params, rng
 from hpcfed.algorithms import received
 from hpcfed.core.params import At
 from hpcfed.training.infer import FORWARD, loss_of
-from hpcfed.training.server import call
+from hpcfed.training.server import with_weights
 
 
 def stack(
@@ -50,7 +49,7 @@ def fittest(fed: Federation, client: Client, state: Params) -> int:
     """
     client.model.eval()
     models = (row(state, m) for m in range(max(map(len, state.values()))))
-    predictors = (partial(call, client.skeleton, model) for model in models)
+    predictors = (with_weights(client.skeleton, model) for model in models)
     losses = [loss_of(fed, client, predict, client.train) for predict in predictors]
     return losses.index(min(losses))
 

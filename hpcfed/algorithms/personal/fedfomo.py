@@ -23,7 +23,6 @@ client receives the initial one in its first round. Batch statistics are mixed w
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -35,7 +34,7 @@ from hpcfed.algorithms import received
 from hpcfed.algorithms.decentralised.mixing import mix
 from hpcfed.config.conditions import Unused, field
 from hpcfed.training.infer import FORWARD, loss_of
-from hpcfed.training.server import call
+from hpcfed.training.server import with_weights
 
 WEIGHT = 4  # bytes of one weight
 
@@ -161,7 +160,7 @@ class FedFomo(RoundBased):
         client.model.eval()
 
         def measure(model: Params) -> float:
-            return loss_of(fed, client, partial(call, client.skeleton, model), data)
+            return loss_of(fed, client, with_weights(client.skeleton, model), data)
 
         fed.tallies[client.id].work += FORWARD * len(data) * (1 + len(models))
         losses = [measure(model) for model in models.values()]
