@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic_core import to_jsonable_python
 
 from hpcfed.config.architectures import find as find_model
+from hpcfed.config.attack import check_attack
 from hpcfed.config.compression import check_compression
 from hpcfed.config.datasets import DATASETS
 from hpcfed.config.defence import check_defence
@@ -53,6 +54,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_compression(job)
     check_privacy(job)
     check_secure(job)
+    check_attack(job)
     check_defence(job)
     if not stored:
         refuse_idle_fields(job)

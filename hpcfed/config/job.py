@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PrivateAttr, create_mode
 
 from hpcfed.config import methods
 from hpcfed.config.adapt import Adapt
+from hpcfed.config.attack import Attack
 from hpcfed.config.compression import Compression
 from hpcfed.config.conditions import check_conditions
 from hpcfed.config.defence import ALIKE, Defence
@@ -138,6 +139,7 @@ class Job(Limited):
     compression: Compression = Compression()
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
+    attack: Attack = Attack()
     defence: Defence = Defence()
     evaluate: Evaluate = Evaluate()
     adapt: Adapt = Adapt()

@@ -12,11 +12,13 @@ from hpcfed.algorithms.base import Method, architecture, has_server_model, score
 from hpcfed.core import rng
 from hpcfed.engine.round_record import Row
 from hpcfed.engine.run_metrics import Metrics, Scores
-from hpcfed.training.evaluate import NONE, Predict, Score, draws, score, score_unseen
+from hpcfed.federation.transforms.attack.attackers import attackers
+from hpcfed.federation.transforms.attack.data import of_success
+from hpcfed.training.evaluate import NONE, Predict, Score, draws, score, score_on
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import State
-    from hpcfed.clients.client import Client
+    from hpcfed.clients.client import Client, Shard
     from hpcfed.federation.federation import Federation
 
 
@@ -40,6 +42,7 @@ class Evaluation:
     stale: [K], whether a client has trained since its last score.
     cohort: ids of this rank's clients in the round's cohort.
     metrics: metrics beyond the main one, and those of all clients' answers together.
+    attackers: clients that attack the others.
     """
 
     def __init__(self, fed: Federation, algorithm: Method) -> None:
@@ -47,6 +50,7 @@ class Evaluation:
         self.scores, self.stale = np.full((fed.K, 3), np.nan), np.ones(fed.K, dtype=bool)
         self.metrics = Metrics(fed)
         self.cohort: set[int] = set()
+        self.attackers = attackers(fed.job)
         self._t = 0
         # called with each client whose model has been adapted
         self.save: Callable[[Client], None] = lambda client: None
@@ -183,36 +187,75 @@ class Evaluation:
         return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
 
     def unseen(self, ks: Iterable[int], state: State) -> dict[int, float]:
-        """Return the scores on the domain on which no client trains, by client; collective.
-
-        If the server has one complete model it is that of this model, under the key
-        SERVER. Else each of these clients is scored, with its own model, or
-        with what it would receive if clients keep nothing.
-        """
+        """Return the scores on the domain on which no client trains, as `elsewhere` does."""
         fed, test = self.fed, self.fed.data.unseen
         if test is None:
             return {}
+        mine = test.pick(np.arange(fed.comm.rank, len(test), fed.comm.size))
+        return self.elsewhere(ks, state, lambda: mine, lambda client: test)
+
+    def attacked(self, ks: Iterable[int], state: State) -> dict[int, float]:
+        """Return the success of a backdoor, as `elsewhere` does: on images with its trigger.
+
+        Attackers are left out. {}: there is no backdoor.
+        """
+        fed, attack = self.fed, self.fed.job.attack
+        if attack.by != "backdoor":
+            return {}
+        honest = [k for k in ks if k not in self.attackers]
+        return self.elsewhere(
+            honest,
+            state,
+            lambda: of_success(fed.data.test, attack),
+            lambda client: of_success(client.test, attack),
+        )
+
+    def elsewhere(
+        self,
+        ks: Iterable[int],
+        state: State,
+        common: Callable[[], Shard],
+        test_of: Callable[[Client], Shard],
+    ) -> dict[int, float]:
+        """Return the scores on other examples than the clients' tests, by client; collective.
+
+        If the server has one complete model it is that of this model, under the key SERVER. Else
+        each of these clients is scored, with its own model, or with what it would receive if
+        clients keep nothing.
+        common: makes this rank's part of the examples for the server's model.
+        test_of: makes those of a client.
+        """
+        fed = self.fed
         if has_server_model(self.algorithm, fed):
-            mine = test.pick(np.arange(fed.comm.rank, len(test), fed.comm.size))
-            return {SERVER: score_common(self.algorithm, fed, state, test=mine)}
+            return {SERVER: score_common(self.algorithm, fed, state, test=common())}
         scores = {}
         for client in self._mine(ks):
             with self._visit(client.id), client.borrowed():
                 if fed.store.stateless:
                     self._receive(client, state)
                 with self._predictor(client, state) as predict:
-                    scores[client.id] = score_unseen(fed, client, predict)
+                    scores[client.id] = score_on(fed, client, predict, test_of(client))
         return fed.comm.gather(scores)
 
-    def unseen_row(self, ids: np.ndarray, scores: Mapping[int, float]) -> Row:
-        """Return the columns of the scores of `unseen`: their mean, and those of these clients."""
-        if self.fed.data.unseen is None:
-            return {}
-        name = f"{self.fed.task.main}_unseen"
+    def elsewhere_row(self, name: str, ids: np.ndarray, scores: Mapping[int, float]) -> Row:
+        """Return the columns of scores of `elsewhere`: their mean, and those of these clients."""
         finite = [value for value in scores.values() if np.isfinite(value)]
         row: Row = {f"rounds/{name}": float(np.mean(finite)) if finite else float("nan")}
         if scores and SERVER not in scores:
             row[f"clients/{name}"] = np.array([scores.get(k, np.nan) for k in ids.tolist()])
+        return row
+
+    def rows_elsewhere(
+        self, ids: np.ndarray, unseen: Mapping[int, float], attacked: Mapping[int, float]
+    ) -> Row:
+        """Return the columns of the domain on which no client trains, and of an attack."""
+        row: Row = {}
+        if self.fed.data.unseen is not None:
+            row |= self.elsewhere_row(f"{self.fed.task.main}_unseen", ids, unseen)
+        if self.fed.job.attack.by == "backdoor":
+            row |= self.elsewhere_row("attack_success", ids, attacked)
+        if self.attackers:
+            row["clients/attacker"] = np.isin(ids, list(self.attackers))
         return row
 
     def update(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:

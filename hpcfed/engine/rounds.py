@@ -353,6 +353,7 @@ class Rounds:
         if evaluation.validates_received:
             received, validated = received if evaluate.received else {}, received
         unseen = evaluation.unseen(opened.judged, state) if due else {}
+        attacked = evaluation.attacked(opened.judged, state) if due else {}
         values = {common_name(fed): float("nan")}
         if due:
             values |= self.algorithm.columns(fed, state)
@@ -373,7 +374,7 @@ class Rounds:
         if due:
             evaluation.fill_in(record.ids, record.columns)
         row = self.recorder.row(record, cohort, failures)
-        row |= evaluation.unseen_row(record.ids, unseen)
+        row |= evaluation.rows_elsewhere(record.ids, unseen, attacked)
         row |= evaluation.measure(record.ids, record.columns, phases, validated, due)
         row |= self.schedule.elapse(record.ids, cohort, record.columns)
         row |= {"rounds/virtual_seconds": self.schedule.now}

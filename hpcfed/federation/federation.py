@@ -401,11 +401,8 @@ class Federation:
                 continue
             with self.turns.take(clients, task) as turn:
                 if turn.values is None:
-                    results = together(clients) if together and len(clients) > 1 else None
-                    if results is None:
-                        results = []
-                        for client in clients:
-                            results.append(work(client, *arguments))
+                    with self._with_examples(clients):
+                        results = self._work(clients, work, together, arguments)
                     turn.values = list(map(self.uplink.send, clients, results))
             for k, upload in turn.uploads():
                 self.replay.uploads[k] += 1
@@ -415,6 +412,30 @@ class Federation:
                     yield k, self.uplink.received(k, upload)
         if waits:
             yield from self.uplink.received_together(uploads)
+
+    @contextmanager
+    def _with_examples(self, clients: Sequence[Client]) -> Iterator[None]:
+        """Let clients train, in the block, on the examples that transforms give them."""
+        trains = [client.train for client in clients]
+        for transform in self.transforms:
+            for client in clients:
+                client.train = transform.examples(self, client, client.train)
+        try:
+            yield
+        finally:
+            for client, train in zip(clients, trains, strict=True):
+                client.train = train
+
+    def _work(
+        self,
+        clients: Sequence[Client],
+        work: Callable[..., Any],
+        together: Callable[[Sequence[Client]], Any] | None,
+        arguments: tuple[Any, ...],
+    ) -> list[Any]:
+        """Return the results of the clients' work, which is done together if that is possible."""
+        results = together(clients) if together and len(clients) > 1 else None
+        return [work(client, *arguments) for client in clients] if results is None else results
 
     def work(self, client: Client, epochs: int | None = None) -> int:
         """Return the epochs or steps, as the job counts, that the client does in this round."""

@@ -24,7 +24,7 @@ from hpcfed.federation.sealed import Sealed
 if TYPE_CHECKING:
     import torch
 
-    from hpcfed.clients.client import Client
+    from hpcfed.clients.client import Client, Shard
     from hpcfed.federation.federation import Federation
 
 T = TypeVar("T")
@@ -152,6 +152,10 @@ class Transform:
         """
         return value, None
 
+    def examples(self, fed: Federation, client: Client, train: Shard) -> Shard:
+        """Return the examples on which the client trains in its turn, as an attack changes them."""
+        return train
+
     def of_trial(self) -> Transform:
         """Return what stands in its place in a trial, of which only bytes count."""
         return self
@@ -163,6 +167,7 @@ class CohortTransform(Transform):
     def received(self, fed: Federation, uploads: dict[int, Upload]) -> dict[int, Upload]:
         """Return what the server computes with, of this rank's uploads, by client.
 
+        Uploads still have the values to which their parts are relative.
         It is called after the turns of `run` or `stream`. Collective: all ranks call it, also those
         without clients.
         """
@@ -192,7 +197,7 @@ class Uplink:
             upload = transform.upload(self._fed, client, upload)
         self._examine(client, upload.parts)
         self._fed.tallies[client.id].up += upload.receivers * upload.nbytes
-        return upload.with_references({})
+        return upload if self.waits else upload.with_references({})
 
     def _examine(self, client: Client, parts: Mapping[str, Part]) -> None:
         """Raise DivergedError if a value of a client's upload is not finite."""
@@ -236,13 +241,14 @@ class Uplink:
 
 
 def _to_plain(upload: Upload) -> list[Any]:
-    return [dict(upload.parts), upload.receivers, sorted(upload.updates)]
+    references = dict(upload.relative_to)
+    return [dict(upload.parts), upload.receivers, sorted(upload.updates), references]
 
 
 def _from_plain(plain: list[Any]) -> Upload:
-    parts, receivers, updates = plain
+    parts, receivers, updates, references = plain
     upload = Upload(parts[ALONE], receivers=receivers) if ALONE in parts else Upload(**parts)
-    return upload.changed(parts, updates=updates)
+    return upload.with_references(references).changed(parts, updates=updates)
 
 
 codec.register(Upload, "upload", _to_plain, _from_plain)

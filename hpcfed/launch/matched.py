@@ -16,7 +16,7 @@ from hpcfed.config.write import OF_ONE_CALL, to_toml
 from hpcfed.storage.fields import covers, flat
 
 # tables of what happens to messages, of which there are none
-OF_MESSAGES = ("compression", "privacy", "secure", "defence", "edges")
+OF_MESSAGES = ("compression", "privacy", "secure", "attack", "defence", "edges")
 
 
 def matched(method: str, words: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ REGISTRIES = {
     "selections": "hpcfed.config.selection:SELECTIONS",
     "codecs": "hpcfed.config.compression:CODECS",
     "protocols": "hpcfed.config.secure:PROTOCOLS",
+    "attacks": "hpcfed.config.attack:ATTACKS",
     "defences": "hpcfed.config.defence:DEFENCES",
     "tasks": "hpcfed.tasks:TASKS",
     "metrics": "hpcfed.tasks:METRICS",

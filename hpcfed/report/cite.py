@@ -12,8 +12,8 @@ from hpcfed.storage.results import Record, load
 def citation_keys(record: Record) -> list[str]:
     """Return keys of references.bib for hpcfed and for the parts of the run, each once.
 
-    Parts are its algorithm, data set, partition, privacy, codecs, secure aggregation, defence,
-    choice of cohorts and models. A user's own data file has no key.
+    Parts are its algorithm, data set, partition, privacy, codecs, secure aggregation, attack,
+    defence, choice of cohorts and models. A user's own data file has no key.
     """
     job = record.header["job"]
     names = [
@@ -23,6 +23,7 @@ def citation_keys(record: Record) -> list[str]:
         ("codecs", job.get("compression", {}).get("by", "none")),
         ("codecs", job.get("compression", {}).get("down", "none")),
         ("protocols", job.get("secure", {}).get("by", "none")),
+        ("attacks", job.get("attack", {}).get("by", "none")),
         ("defences", job.get("defence", {}).get("by", "none")),
         ("selections", job.get("selection", {}).get("by", "uniform")),
         *(

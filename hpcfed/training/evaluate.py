@@ -86,12 +86,11 @@ def score(fed: Federation, client: Client, predict: Predict, validate: bool = Fa
         )
 
 
-def score_unseen(fed: Federation, client: Client, predict: Predict) -> float:
-    """Return the main metric of the client's present model on the domain that no client has."""
-    assert fed.data.unseen is not None
+def score_on(fed: Federation, client: Client, predict: Predict, test: Shard) -> float:
+    """Return the main metric of the client's present model on other examples than its tests."""
     with fed.clock("evaluate"), draws(fed, client, "evaluate"):
         client.model.eval()
-        return measure(fed, predict, fed.data.unseen).metric
+        return measure(fed, predict, test).metric
 
 
 def common(fed: Federation, predict: Predict, test: Shard | None = None) -> float:

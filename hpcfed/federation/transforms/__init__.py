@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpcfed.federation.transforms.attack import install_attack
 from hpcfed.federation.transforms.bounded import BoundedMean
 from hpcfed.federation.transforms.compression import install_compression
 from hpcfed.federation.transforms.defence.robust_mean import RobustMean
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 def install(fed: Federation) -> None:
     """Give a federation the transforms of its job, in their order, and the rule for means.
 
-    The order: compression, clipping, a client's noise, masks; at the server the sum, its noise, and
-    the denominator.
+    The order: attacks, compression, clipping, a client's noise, masks; at the server the sum, its
+    noise, and the denominator.
     """
+    install_attack(fed)
     install_compression(fed)
     job, privacy = fed.job, fed.job.privacy
     if privacy.by == "central" and privacy.clip:

@@ -104,7 +104,7 @@ def gram(
 ) -> np.ndarray:
     """Return the inner products of clients' vectors, and of vectors of the server; collective.
 
-    entries: of the clients, among those of `values`; each of them has all of the tensors.
+    entries: of the clients, among those of `values`. What a client has not counts as 0.
     names: of the tensors that make the vectors.
     old: what is subtracted from the clients' values; None: nothing.
     pairs: whether products of different vectors are needed; otherwise they are 0.
@@ -119,12 +119,17 @@ def gram(
     of_server = [max(float(v[name].abs().max()) for name in names) for v in server]
     bits = exponents(np.array([*(largest_by_entry[entry] for entry in entries), *of_server]))
 
+    position = {entry: i for i, entry in enumerate(entries)}
+
     def multiply(block: Block) -> np.ndarray:
         name, start, stop = block.section
         clients = block.values if old is None else block.values - host(old[name])[start:stop]
-        rows = [clients[block.entries.index(entry)] for entry in entries]
-        rows += [host(vector[name])[start:stop] for vector in server]
-        return products(np.stack(rows), bits, pairs)
+        values = np.zeros((len(bits), stop - start))
+        for row, entry in zip(clients, block.entries, strict=True):
+            values[position[entry]] = row
+        for i, vector in enumerate(server, len(entries)):
+            values[i] = host(vector[name])[start:stop]
+        return products(values, bits, pairs)
 
     total = np.zeros((len(bits),) * 2)
     for _, part in values.each(multiply, lambda name: name in names):

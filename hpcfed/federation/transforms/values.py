@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.core.params import Mean
+from hpcfed.core.payload import not_finite
 
 T = TypeVar("T")
 STATISTICS = ("running_mean", "running_var")  # endings of names
@@ -61,10 +62,15 @@ def is_encoded(name: Any, value: Tensor) -> bool:
 
 
 def version(references: Mapping[str, Any], name: Any, value: Tensor) -> Tensor | None:
-    """Return the tensor of which a value is a new version, if there is one."""
+    """Return the tensor of which a value is a new version, if there is one.
+
+    There is none if the client has received values that are not finite, as of a class that nobody
+    has had so far.
+    """
     reference = references.get(name)
-    same = isinstance(reference, Tensor) and reference.shape == value.shape
-    return reference if same else None
+    if not isinstance(reference, Tensor) or reference.shape != value.shape:
+        return None
+    return None if not_finite(reference) else reference
 
 
 def with_values(part: T, new: Mapping[str, Tensor], path: str = "") -> T:

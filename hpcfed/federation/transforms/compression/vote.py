@@ -32,7 +32,7 @@ from hpcfed.core import rng
 from hpcfed.core.averaging import Quotients
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params, Per, Term
-from hpcfed.core.payload import nbytes, not_finite
+from hpcfed.core.payload import nbytes
 from hpcfed.federation.sealed import MeanRule, Sealed
 from hpcfed.federation.transforms.compression.bits import (
     Reader,
@@ -43,7 +43,6 @@ from hpcfed.federation.transforms.compression.bits import (
 from hpcfed.federation.transforms.compression.sign import Sign
 from hpcfed.federation.transforms.compression.transform import STATE
 from hpcfed.federation.transforms.values import (
-    Value,
     array,
     is_encoded,
     tensor,
@@ -73,7 +72,7 @@ class Signs(Transform):
             values = list(values_of(part, upload.relative_to.get(name)))
             if not values:
                 continue
-            if not isinstance(part, Mean) or not all(map(has_start, values)):
+            if not isinstance(part, Mean) or any(value.reference is None for value in values):
                 raise ConfigError(
                     f"compression.by = 'vote': clients of {fed.job.algorithm.name} send values "
                     f"that are no new versions of what they received, and whose signs give no "
@@ -220,11 +219,6 @@ class Votes(Quotients):
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
         if i >= self.first:
             np.sign(total, out=total)
-
-
-def has_start(value: Value) -> bool:
-    """Return whether a value is a new version of a tensor that the client has received."""
-    return value.reference is not None and not_finite(value.reference) is None
 
 
 def restricted(term: Term, keep: Params) -> Term:

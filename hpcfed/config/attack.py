@@ -1,0 +1,128 @@
+"""The part of a job that sets which clients attack the others, and how."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import NonNegativeFloat, NonNegativeInt, model_validator
+
+from hpcfed.config.conditions import field, other_than
+from hpcfed.config.limits import PositiveInt
+from hpcfed.config.sections import Section
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.registry import Entry
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+
+FOLDER = "hpcfed.federation.transforms.attack"
+ATTACKS = {  # the values of attack.by, but for "none"
+    name: Entry(f"{FOLDER}.{target}", line, cite)
+    for name, target, line, cite in (
+        ("label-flip", "data:LabelFlip", "trains on wrong labels", "tolpegin2020"),
+        ("backdoor", "data:Backdoor", "teaches a class for a trigger", "bagdasaryan2020,gu2017"),
+        ("noise", "alone:Noise", "random updates", "blanchard2017"),
+        ("sign-flip", "alone:SignFlip", "updates in the opposite direction", "li2019rsa"),
+        ("free-rider", "alone:FreeRider", "no work: what was received", "fraboni2021"),
+        ("overweight", "alone:Overweight", "claims more examples", ""),
+        ("alie", "together:ALittleIsEnough", "a little beside the mean", "baruch2019"),
+        ("ipm", "together:InnerProduct", "the honest mean, reversed", "xie2020fall"),
+        ("fang", "together:Fang", "beyond the honest extremes", "fang2020"),
+        ("min-max", "together:MinMax", "as far as honest ones are apart", "shejwalkar2021"),
+        ("min-sum", "together:MinSum", "as far in the sum of distances", "shejwalkar2021"),
+    )
+}
+ALONE = ("label-flip", "noise", "sign-flip", "free-rider", "overweight", "backdoor")
+TOGETHER = ("alie", "ipm", "fang", "min-max", "min-sum")
+SCALED = ("noise", "sign-flip", "free-rider", "overweight", "backdoor", "alie", "ipm")
+ON = {"by": other_than("none")}
+BACKDOOR = {"by": "backdoor"}
+
+
+class Attack(Section):
+    """Clients that attack: who they are, from when, and what they do (`hpcfed list attacks`).
+
+    It applies to whatever a method's clients send: weights, heads, prototypes, logits, kernels.
+    """
+
+    by: Literal[
+        "none",
+        "label-flip",
+        "backdoor",
+        "noise",
+        "sign-flip",
+        "free-rider",
+        "overweight",
+        "alie",
+        "ipm",
+        "fang",
+        "min-max",
+        "min-sum",
+    ] = "none"
+    """The attack. ALIE, IPM, Fang's, min-max and min-sum know what honest clients of the round
+    send, and all attackers send the same.
+    """
+    share: Annotated[float, Ge(0), Lt(1)] = field(0.2, used_if=ON)
+    """Share of the clients that attack, drawn once; rounded to clients."""
+    clients: tuple[NonNegativeInt, ...] = field((), used_if=ON)
+    """The clients that attack, by id, in the place of a share."""
+    start: PositiveInt = field(1, used_if=ON)
+    """Round in which they begin, from 1."""
+    scale: NonNegativeFloat | None = field(None, used_if={"by": SCALED})
+    """Strength. Noise: standard deviation of values (0.1). Sign-flip: factor of the reversed update
+    (1). Free-rider: standard deviation of noise on what it received (0). Overweight: factor of its
+    weight in means (10). Backdoor: factor of its update (1; clients over attackers: its model
+    replaces the server's). ALIE: standard deviations beside the mean (by the numbers of clients and
+    attackers). IPM: factor of the reversed mean (0.1).
+    """
+    direction: Literal["std", "mean", "sign"] = field("std", used_if={"by": ("min-max", "min-sum")})
+    """Min-max and min-sum: against the standard deviation of honest updates, their mean, or the
+    sign of the mean.
+    """
+    target: NonNegativeInt = field(0, used_if=BACKDOOR)
+    """Backdoor: class that the model is to see in images with the trigger."""
+    poisoned: Annotated[float, Gt(0), Le(1)] = field(0.5, used_if=BACKDOOR)
+    """Backdoor: share of an attacker's training examples that get trigger and target."""
+    patch: PositiveInt = field(4, used_if=BACKDOOR)
+    """Backdoor: side of the trigger, a bright square in the lower right corner, in pixels."""
+    distributed: bool = field(False, used_if=BACKDOOR)
+    """Backdoor: each attacker has a quarter of the trigger only, in turn; success is that of all of
+    it.
+    """
+
+    @model_validator(mode="after")
+    def fits(self) -> Attack:
+        if self.clients and self.share != type(self).model_fields["share"].default:
+            raise ValueError("set share or clients, not both")
+        if len(set(self.clients)) < len(self.clients):
+            raise ValueError("clients: a client is named twice")
+        return self
+
+
+def check_attack(job: Job) -> None:
+    """Raise ConfigError for an attack that other settings of the job rule out."""
+    attack, where = job.attack, f"attack.by = {job.attack.by!r}"
+    if attack.by == "none":
+        return
+    if beyond := [k for k in attack.clients if k >= job.clients]:
+        raise ConfigError(
+            f"attack.clients: there is no client {beyond[0]}; clients are 0..{job.clients - 1}"
+        )
+    if attack.start > job.rounds:
+        raise ConfigError(
+            f"attack.start = {attack.start}: the run has {job.rounds} rounds; set a smaller one"
+        )
+    if attack.by not in TOGETHER:
+        return
+    hidden = job.privacy.bounds or job.secure.by != "none" or job.compression.by == "vote"
+    if hidden:
+        raise ConfigError(
+            f"{where} replaces uploads by what it knows of others, but with [privacy], [secure] or "
+            f"votes the server gets none of them; take one of {', '.join(ALONE)}, or remove these"
+        )
+    if job.algorithm.in_virtual_time:
+        raise ConfigError(
+            f"{where} needs what the other clients of a round send, but the results of "
+            f"{job.algorithm.name} arrive one by one; take one of {', '.join(ALONE)}"
+        )

@@ -1,0 +1,84 @@
+"""Attacks that a client makes by itself: they need its own upload only.
+
+With r the value that the client received and v the one that it would send (r = 0 for values that
+are no new versions of anything):
+
+- noise: r + s z with standard normal z (Blanchard et al., NeurIPS 2017, "Gaussian attacker");
+- sign-flip: r - s (v - r) (Li et al., AAAI 2019, arXiv:1811.03761, "sign-flipping");
+- free-rider: r + s z, and s = 0 by default (Fraboni et al., AISTATS 2021, arXiv:2006.11901);
+- overweight: v, and the weights of its means are multiplied by s.
+
+Statistics of batch normalisation and whole numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpcfed.core import rng
+from hpcfed.core.params import Mean
+from hpcfed.federation.transforms.attack.attackers import Attacking
+from hpcfed.federation.transforms.values import Value, added, update_of, values_of, with_values
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+    from hpcfed.federation.upload import Upload
+
+
+class OfUpdates(Attacking):
+    """Replaces each update of an upload."""
+
+    def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
+        if not self.acts(fed, client.id):
+            return upload
+        parts = {}
+        for name, part in upload.parts.items():
+            turn = fed.replay.given.get(client.id, 0)
+            g = rng.stream(fed.seed, "attack", fed.t, client.id, turn, name)
+            values = values_of(part, upload.relative_to.get(name))
+            new = {value.path: added(value, self.replaced(value, g)) for value in values}
+            parts[name] = with_values(part, new)
+        return upload.changed(parts)
+
+    def replaced(self, value: Value, g: np.random.Generator) -> np.ndarray:
+        """Return what the attacker sends in the place of an update."""
+        raise NotImplementedError
+
+
+class Noise(OfUpdates):
+    """Random updates."""
+
+    def replaced(self, value: Value, g: np.random.Generator) -> np.ndarray:
+        return self.scale(0.1) * g.standard_normal(value.tensor.shape, np.float32)
+
+
+class SignFlip(OfUpdates):
+    """Reversed updates."""
+
+    def replaced(self, value: Value, g: np.random.Generator) -> np.ndarray:
+        return np.float32(-self.scale(1.0)) * update_of(value)
+
+
+class FreeRider(OfUpdates):
+    """What was received, with noise that hides it."""
+
+    def replaced(self, value: Value, g: np.random.Generator) -> np.ndarray:
+        return self.scale(0.0) * g.standard_normal(value.tensor.shape, np.float32)
+
+
+class Overweight(Attacking):
+    """More weight than the client's examples give."""
+
+    def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
+        if not self.acts(fed, client.id):
+            return upload
+        factor = self.scale(10.0)
+        parts = {
+            name: Mean(tuple(term._replace(weight=term.weight * factor) for term in part.terms))
+            for name, part in upload.parts.items()
+            if isinstance(part, Mean)
+        }
+        return upload.changed(parts)

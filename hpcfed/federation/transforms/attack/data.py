@@ -1,0 +1,123 @@
+"""Attacks on a client's own training data: wrong labels, and a backdoor.
+
+- label-flip: class y becomes C - 1 - y (Tolpegin et al., ESORICS 2020, arXiv:2007.08432).
+- backdoor: a share of the images gets a trigger, a bright square, and the target's label (Gu et
+  al., arXiv:1708.06733); the client then sends r + s (v - r), where r is what it received and v
+  what it has trained (Bagdasaryan et al., AISTATS 2020, arXiv:1807.00459, "model replacement").
+  With `distributed` each attacker has one of the four quarters of the trigger (Xie et al., ICLR
+  2020). Its success is the share of test images of other classes, with the trigger, that the model
+  takes for the target.
+
+The data are changed during the attacker's turns only: its tests are as they were.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpcfed.clients.client import Shard
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
+from hpcfed.data.dataset import Split
+from hpcfed.federation.transforms.attack.alone import OfUpdates
+from hpcfed.federation.transforms.attack.attackers import Attacking
+from hpcfed.federation.transforms.values import Value, update_of
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.attack import Attack
+    from hpcfed.federation.federation import Federation
+
+
+class OnData(Attacking):
+    """Replaces the training examples of attackers during their turns."""
+
+    def check(self, fed: Federation) -> None:
+        if not fed.task.has_classes:
+            raise ConfigError(
+                f"attack.by = {self.settings.by!r} changes classes, but the labels of "
+                f"{fed.job.data.name} are none; take noise, sign-flip or another attack on uploads"
+            )
+
+    def examples(self, fed: Federation, client: Client, train: Shard) -> Shard:
+        return self.poison(fed, client.id, train) if self.acts(fed, client.id) else train
+
+    def poison(self, fed: Federation, k: int, train: Shard) -> Shard:
+        """Return the examples that attacker k trains on."""
+        raise NotImplementedError
+
+
+class LabelFlip(OnData):
+    """Wrong labels."""
+
+    def poison(self, fed: Federation, k: int, train: Shard) -> Shard:
+        return relabelled(train, fed.classes - 1 - train.labels)
+
+
+class Backdoor(OnData, OfUpdates):
+    """A trigger in images, whose class is the target."""
+
+    def check(self, fed: Federation) -> None:
+        super().check(fed)
+        shape, settings = fed.data.test.x.shape[1:], self.settings
+        side = settings.patch
+        if len(shape) != 3 or fed.data.test.modalities or min(shape[1:]) < side:
+            raise ConfigError(
+                f"attack.by = 'backdoor' puts a trigger of {side} x {side} pixels into images, but "
+                f"the inputs of {fed.job.data.name} have the shape {tuple(shape)}; take another "
+                f"attack, or a smaller attack.patch"
+            )
+        if settings.target >= fed.classes:
+            raise ConfigError(
+                f"attack.target = {settings.target}: classes are 0..{fed.classes - 1}"
+            )
+
+    def poison(self, fed: Federation, k: int, train: Shard) -> Shard:
+        chosen = rng.stream(fed.seed, "attack", "poisoned", k).permutation(len(train))
+        chosen = chosen[: max(1, round(self.settings.poisoned * len(train)))]
+        quarter = sorted(self.clients).index(k) % 4 if self.settings.distributed else None
+        images, labels = train.x[train.rows], train.labels.copy()
+        images[chosen] = triggered(images[chosen], self.settings.patch, quarter)
+        labels[chosen] = self.settings.target
+        return Shard.of_split(Split(images, labels), train.device)
+
+    def replaced(self, value: Value, g: np.random.Generator) -> np.ndarray:
+        return np.float32(self.scale(1.0)) * update_of(value)
+
+
+def relabelled(shard: Shard, labels: np.ndarray) -> Shard:
+    """Return the same examples with other labels, [n]."""
+    result = copy(shard)
+    result.labels, result._resident_labels = labels, None
+    return result
+
+
+def triggered(images: np.ndarray, side: int, quarter: int | None = None) -> np.ndarray:
+    """Return images [n, C, H, W] with the trigger in the lower right corner.
+
+    quarter: the one that they get, 0..3; None: all of it.
+    """
+    images = images.copy()
+    bright = 255 if images.dtype == np.uint8 else max(1.0, float(images.max(initial=0.0)))
+    H, W = images.shape[2:]
+    half = -(-side // 2)
+    rows, columns = slice(H - side, H), slice(W - side, W)
+    if quarter is not None:
+        rows = slice(H - side, H - side + half) if quarter < 2 else slice(H - side + half, H)
+        left = quarter % 2 == 0
+        columns = slice(W - side, W - side + half) if left else slice(W - side + half, W)
+    images[:, :, rows, columns] = bright
+    return images
+
+
+def of_success(test: Shard, settings: Attack) -> Shard:
+    """Return the examples of other classes with the trigger, labelled as the target."""
+    others = np.flatnonzero(test.labels != settings.target)
+    images = triggered(test.x[test.rows[others]], settings.patch)
+    labels = np.full(len(others), settings.target, test.labels.dtype)
+    shard = Shard.of_split(Split(images, labels), test.device)
+    shard.ids = test.ids[others]
+    return shard

@@ -1,0 +1,161 @@
+"""Every method runs with attackers among its clients, on any ranks and resumed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.comm import Comm, Serial
+from hpcfed.config.load import load
+from hpcfed.core.errors import ConfigError
+from hpcfed.federation.transforms.attack.attackers import attackers
+from tests import saving
+from tests.contract import toy
+from tests.threads import spmd
+
+SHORT = ("--rounds", "3", "--evaluate.every", "1000", "--evaluate.before", "false")
+ALL = ("--participation", "1")
+TWO = ("--attack.clients", "2,4")
+ATTACKS = {
+    0: ("alie", "--attack.scale", "1"),
+    1: ("sign-flip",),
+    2: ("min-max",),
+    3: ("fang",),
+    4: ("label-flip",),
+    5: ("noise",),
+}
+REASONS = ("arrive one by one", "of different shapes", "attack.by")
+PLAIN = ("fedavg", "fedprox", "fedclassavg", "fedproto", "fedmd", "fedhenn", "heterofl")
+
+
+def job(method: str, attack: tuple[str, ...], *flags: str):
+    words = (*SHORT, *ALL, *TWO, *toy.different(method), "--attack.by", *attack, *flags)
+    return toy.job(method, *words)
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_ranks_do_not_matter_nor_does_a_resumption_or_the_attack_is_refused(
+    method: str, tmp_path: Path
+):
+    attack = ATTACKS[list(ALGORITHMS).index(method) % len(ATTACKS)]
+    try:
+        rounds, rows = toy.start(Serial(), job(method, attack)), []
+        for _ in range(2):
+            rows.append(rounds.step()[0])
+            if len(rows) == 1:
+                saving.save(rounds, tmp_path)
+    except ConfigError as error:
+        assert any(reason in str(error) for reason in REASONS)
+        assert method not in PLAIN
+        return
+    want = toy.outcome(rounds, rows[1:])
+
+    def on_rank(comm: Comm) -> toy.Outcome:
+        return toy.run(comm, job(method, attack), rounds=2, resume=tmp_path)
+
+    for outcome in spmd(2, on_rank):
+        assert toy.differences(outcome, want) == []
+
+
+@pytest.mark.parametrize("attack", ["label-flip", "sign-flip", "alie", "fang", "min-sum", "ipm"])
+def test_an_attack_changes_what_the_server_has(attack: str):
+    flags = ("--attack.scale", "1") if attack in ("alie", "ipm") else ()
+    plain = toy.run(Serial(), toy.job("fedavg", *SHORT, *ALL), rounds=1)
+    attacked = toy.run(Serial(), job("fedavg", (attack, *flags)), rounds=1)
+    assert toy.differences(plain.state, attacked.state)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("backdoor", "--attack.scale", "0", "--attack.start", "3"),
+        ("overweight", "--attack.scale", "1"),
+        ("sign-flip", "--attack.start", "3"),
+        ("label-flip", "--attack.start", "3"),
+        ("min-max", "--attack.start", "3"),
+    ],
+)
+def test_an_attack_that_has_not_begun_or_does_nothing_changes_no_bit(flags: tuple[str, ...]):
+    plain = toy.run(Serial(), toy.job("fedavg", *SHORT, *ALL), rounds=2)
+    attacked = toy.run(Serial(), job("fedavg", flags), rounds=2)
+    assert toy.differences(plain.state, attacked.state) == []
+    assert toy.differences(plain.weights, attacked.weights) == []
+
+
+def test_a_free_rider_sends_what_it_received():
+    rounds = toy.start(Serial(), job("fedavg", ("free-rider", "--attack.share", "0.2")))
+    honest = toy.run(Serial(), toy.job("fedavg", *SHORT, *ALL), rounds=1)
+    before = {name: value.clone() for name, value in rounds.state.items()}
+    fed, sent = rounds.fed, {}
+    send = fed.uplink.send
+
+    def watched(client, upload):
+        sent[client.id] = send(client, upload)
+        return sent[client.id]
+
+    fed.uplink.send = watched
+    rounds.step()
+    assert honest.state
+    for k in (2, 4):
+        for name, value in sent[k].value.terms[0].value.items():
+            if fed.trainable(name):
+                assert torch.equal(value, before[name])
+
+
+def test_a_replaced_model_is_the_attackers_if_the_others_send_what_they_received():
+    """One attacker of six with equal weights, whose update counts six times."""
+    flags = ("--attack.clients", "3", "--attack.scale", "6", "--algorithm.weighting", "uniform")
+    words = ("--models.mix", "mlp", *flags, "--attack.patch", "2", "--attack.by", "backdoor")
+    rounds = toy.start(Serial(), toy.job("fedavg", *SHORT, *ALL, *words))
+    fed, before, trained = rounds.fed, rounds.state, {}
+    send = fed.uplink.send
+
+    def watched(client, upload):
+        value = upload.value.terms[0].value
+        if client.id == 3:
+            trained.update({name: v.clone() for name, v in value.items()})
+        else:
+            for name, v in value.items():
+                v.copy_(before[name])
+        return send(client, upload)
+
+    fed.uplink.send = watched
+    rounds.step()
+    for name, value in trained.items():
+        assert torch.allclose(rounds.state[name], value, atol=1e-5), name
+
+
+def test_the_success_of_a_backdoor_and_who_attacks_are_in_the_record():
+    flags = ("backdoor", "--attack.patch", "2", "--evaluate.every", "1")
+    row = toy.run(Serial(), job("fedavg", flags), rounds=1).rows[0]
+    assert 0 <= row["rounds/attack_success"] <= 1
+    assert row["clients/attacker"].tolist() == [False, False, True, False, True, False]
+    own = toy.run(Serial(), job("fedclassavg", flags), rounds=1).rows[0]
+    assert np.isnan(own["clients/attack_success"][[2, 4]]).all()
+
+
+def test_a_share_of_the_clients_attacks_the_same_ones_in_all_rounds():
+    words = ["--algorithm.name", "fedavg", "--models.mix", "mlp", "--attack.by", "noise"]
+    chosen = attackers(load([*words, "--clients", "10", "--attack.share", "0.3"], environ={}))
+    assert len(chosen) == 3 and max(chosen) < 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("noise", "--attack.clients", "99"), "no client 99"),
+        (("noise", "--attack.start", "1000"), "attack.start"),
+        (("noise", "--attack.clients", "1", "--attack.share", "0.5"), "not both"),
+        (("fang", "--attack.scale", "2"), "attack.scale"),
+        (("noise", "--attack.target", "2"), "attack.target"),
+        (("backdoor", "--attack.target", "77"), "attack.target"),
+        (("alie", "--algorithm.name", "fedasync"), "one by one"),
+        (("ipm", "--privacy.by", "central", "--privacy.clip", "1"), "gets none of them"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(flags: tuple[str, ...], message: str):
+    name = [] if "--algorithm.name" in flags else ["--algorithm.name", "fedavg"]
+    with pytest.raises(ConfigError, match=message):
+        toy.start(Serial(), load([*name, "--models.mix", "mlp", "--attack.by", *flags], environ={}))
