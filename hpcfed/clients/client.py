@@ -311,7 +311,7 @@ class LazyClient(Client):
     def _examples(self) -> tuple[Shard, Shard, Shard | None]:
         return self._data()
 
-    @property
+    @cached_property
     def train(self) -> Shard:  # type: ignore[override]  # a field there
         return self._examples[0]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -65,18 +65,19 @@ class Evaluation:
     def clients_to_evaluate(self, cohort: list[int]) -> Iterable[int]:
         """Return the clients that are evaluated after a round, by the job's evaluate.clients.
 
-        They are the same on all ranks.
+        They are the same on all ranks. Attackers are not evaluated.
         """
         K, wanted = self.fed.K, self.fed.job.evaluate.clients
         if evaluates_all(wanted, K):
-            return range(K)
+            return self.honest(range(K))
         if isinstance(wanted, int):
-            return (
-                rng.stream(self.fed.seed, "evaluated")
-                .choice(K, min(wanted, K), replace=False)
-                .tolist()
-            )
-        return cohort
+            g = rng.stream(self.fed.seed, "evaluated")
+            return self.honest(g.choice(K, min(wanted, K), replace=False).tolist())
+        return self.honest(cohort)
+
+    def honest(self, ks: Sequence[int]) -> Sequence[int]:
+        """Return those of these clients that do not attack the others."""
+        return [k for k in ks if k not in self.attackers] if self.attackers else ks
 
     def before(self, cohort: Iterable[int], state: State) -> dict[int, Score]:
         """Return the cohort's scores before its training, as `received` computes them.
@@ -86,7 +87,8 @@ class Evaluation:
         """
         replay = self.fed.replay
         new = self.received(
-            (k for k in cohort if not replay.turns(k) and replay.of(k).before is None), state
+            self.honest([k for k in cohort if not replay.turns(k) and replay.of(k).before is None]),
+            state,
         )
         for k, result in new.items():
             replay.of(k).before = result
@@ -197,14 +199,13 @@ class Evaluation:
     def attacked(self, ks: Iterable[int], state: State) -> dict[int, float]:
         """Return the success of a backdoor, as `elsewhere` does: on images with its trigger.
 
-        Attackers are left out. {}: there is no backdoor.
+        {}: there is no backdoor.
         """
         fed, attack = self.fed, self.fed.job.attack
         if attack.by != "backdoor":
             return {}
-        honest = [k for k in ks if k not in self.attackers]
         return self.elsewhere(
-            honest,
+            ks,
             state,
             lambda: of_success(fed.data.test, attack),
             lambda client: of_success(client.test, attack),

@@ -205,10 +205,17 @@ def measures_of(metric: str) -> dict[str, Measure]:
         f"in the last round, or {OVER} of their models",
         partial(unseen, metric),
     )
+    success = Measure(
+        "success of a backdoor: share of images with its trigger that the server's model takes for "
+        f"the target in the last round, or {OVER} of their models",
+        attack_success,
+        high=False,
+    )
     measures = {"last": means["last"], "best": best, **means, **pooled, "unseen": other}
     share, high = is_share(metric), is_high(metric)
     scaled = {name: replace(one, share=share, high=high) for name, one in measures.items()}
-    return scaled | fairness_measures(metric, means) | group_measures(metric)
+    own = fairness_measures(metric, means) | group_measures(metric)
+    return scaled | own | {"attack_success": success}
 
 
 def unseen(metric: str, record: Record) -> Numbers:
@@ -217,6 +224,13 @@ def unseen(metric: str, record: Record) -> Numbers:
         return None, None
     score = summary.unseen(record, metric)
     return score["mean"], score["std"]
+
+
+def attack_success(record: Record) -> Numbers:
+    """Return the success of a backdoor."""
+    if "rounds/attack_success" not in record.columns:
+        return None, None
+    return summary.attack(record)["success"], None
 
 
 def last(metric: str, models: Scored, number: str, record: Record) -> Numbers:

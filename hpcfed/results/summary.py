@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def facts(record: Record) -> dict[str, Any]:
     groups: with evaluate.groups, the metrics by group with their intervals, by phase.
     natural_clients: by name, if the data name them and they are few.
     unseen: with evaluate.unseen, the domain, and the score on it.
+    attack: with attackers, what they do, how many they are, and the success of a backdoor.
     metrics: the same of each metric that the run measured, the main one included; pooled: over the
     test examples of all these clients together.
     privacy: with an account, epsilon after the last round and what it means.
@@ -94,7 +96,21 @@ def more_facts(record: Record) -> dict[str, Any]:
     }
     if f"rounds/{main_metric(record)}_unseen" in record.columns:
         more["unseen"] = unseen(record, main_metric(record))
+    if "clients/attacker" in record.columns:
+        more["attack"] = attack(record)
     return {name: value for name, value in more.items() if value}
+
+
+def attack(record: Record) -> dict[str, Any]:
+    """Return the attack, the number of attackers, the defence, and the success of a backdoor."""
+    job = record.header["job"]
+    scored = by_round(record, "attack_success")
+    return {
+        "by": job["attack"]["by"],
+        "attackers": int(np.nansum(record.columns["clients/attacker"][-1])),
+        "defence": job["defence"]["by"],
+        "success": number(scored[np.isfinite(scored)]),
+    }
 
 
 def natural_clients(record: Record) -> list[dict[str, Any]]:
@@ -275,7 +291,16 @@ def brief(record: Record) -> str:
     if (failed := record.columns.get("rounds/secure_failed")) is not None:
         by = record.header["job"]["secure"]["by"]
         done += f"\nsecure aggregation: {by}, {int(np.nansum(failed))} rounds failed"
+    if "clients/attacker" in record.columns:
+        done += f"\n{describe_attack(attack(record))}"
     return f"{title(record)}\n{path}{done}"
+
+
+def describe_attack(about: Mapping[str, Any]) -> str:
+    """Return an attack in one line."""
+    success = "" if about["success"] is None else f", success {about['success']:.4f}"
+    who = count_noun(about["attackers"], "attacker")
+    return f"attack: {about['by']}, {who}, not among the clients below{success}"
 
 
 def title(record: Record) -> str:

@@ -10,7 +10,11 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Comm, Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
+from hpcfed.engine.run import run_here
 from hpcfed.federation.transforms.attack.attackers import attackers
+from hpcfed.report.measures import measures_of
+from hpcfed.results import summary
+from hpcfed.storage import results
 from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
@@ -159,3 +163,26 @@ def test_settings_that_cannot_be_are_refused(flags: tuple[str, ...], message: st
     name = [] if "--algorithm.name" in flags else ["--algorithm.name", "fedavg"]
     with pytest.raises(ConfigError, match=message):
         toy.start(Serial(), load([*name, "--models.mix", "mlp", "--attack.by", *flags], environ={}))
+
+
+def test_attackers_train_on_other_data_than_they_have_and_are_not_evaluated():
+    """Also clients that make their examples at the first use, as with shifted images."""
+    flags = ("--data.shift.degrees", "0,30", "--clients", "6", "--data.partition", "iid")
+    rounds = toy.start(Serial(), job("fedavg", ("label-flip",), *flags, "--evaluate.every", "1"))
+    row = rounds.step()[0]
+    assert np.isnan(row["clients/accuracy"][[2, 4]]).all()
+    assert np.isfinite(row["clients/accuracy"][[0, 1, 3, 5]]).all()
+    client = rounds.fed.clients[2]
+    assert np.array_equal(client.train.labels, rounds.fed.clients.make(2).train.labels)
+
+
+def test_the_summary_and_tables_name_the_attack_and_its_success(tmp_path: Path):
+    flags = ("--attack.patch", "2", "--rounds", "1", "--out", str(tmp_path / "run"), "--quiet")
+    settings = toy.job("fedavg", "--models.mix", "mlp", "--attack.by", "backdoor", *flags)
+    assert run_here(settings, Serial()) == (0, None)
+    record = results.load(tmp_path / "run")
+    about = summary.facts(record)["attack"]
+    success = float(record.columns["rounds/attack_success"][-1])
+    assert about == {"by": "backdoor", "attackers": 1, "defence": "none", "success": success}
+    assert measures_of("accuracy")["attack_success"].of(record) == (success, None)
+    assert "attack: backdoor, 1 attacker" in summary.brief(record)
