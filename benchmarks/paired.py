@@ -60,21 +60,25 @@ class Row:
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], Any]], passes: int = 9, warm: int = 1
+    candidates: Mapping[str, Callable[[], Any]],
+    passes: int = 9,
+    warm: int = 1,
+    clock: Callable[[], float] = perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of each candidate in each pass. In a pass all have one turn, each time in another
     order.
 
-    warm: turns before the first pass that are not timed.
+    warm: turns before the first pass that are not timed.  clock: `time.process_time` where other
+    programs share the cores.
     """
     names = list(candidates)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for i in range(-warm, passes):
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            start = perf_counter()
+            start = clock()
             candidates[name]()
             if i >= 0:
-                seconds[name].append(perf_counter() - start)
+                seconds[name].append(clock() - start)
     return seconds
 
 

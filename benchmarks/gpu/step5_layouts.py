@@ -60,9 +60,9 @@ def step(
     import torch.nn.functional as F
 
     from hpcfed.core import rng
-    from hpcfed.machine.devices import autocast
     from hpcfed.models import build
     from hpcfed.models.flat import Skeleton
+    from hpcfed.models.precision import autocast
 
     with rng.scoped(0, "layouts", name, device=device):
         model = build(name, case.shape, 10, 512).train()

@@ -20,6 +20,7 @@ from hpcfed.models import build
 from hpcfed.models.cost import work
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout, Skeleton
+from hpcfed.models.precision import choose_precisions
 from hpcfed.models.widths import Units, structure
 from hpcfed.tasks import Task
 from hpcfed.tasks.classification import Classification
@@ -42,6 +43,7 @@ class ClientStore:
     finetuning: the weights that models start from, and which of them are trained.
     names: names of the outputs (classes).
     task: what the clients' labels are.
+    precision: run.precision, by which layers choose theirs.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class ClientStore:
         finetuning: Finetuning | None = None,
         names: Sequence[str] = (),
         task: Task = Classification(),  # noqa: B008, it is frozen
+        precision: str = "float32",
     ):
-        self.seed, self.device, self.task = seed, device, task
+        self.seed, self.device, self.task, self.precision = seed, device, task, precision
         # labels of a client -> the task with the weights of its loss; None: all train on `task`
         self.weighted_task: Callable[[np.ndarray], Task] | None = None
         # what a model depends on beside its architecture
@@ -112,6 +115,8 @@ class ClientStore:
         if self.finetuning.some:
             self.finetuning.check(model, architecture)
             self.finetuning.restrict(model, None if meta else self.base(architecture, shape))
+        if self.precision == "bf16":
+            choose_precisions(model)
         return model
 
     def base(self, architecture: str, shape: tuple[int, ...] | None) -> dict[str, Tensor]:

@@ -471,8 +471,8 @@ class Run(Section):
     ranks_per_gpu: PositiveInt | None = None
     """Maximum number of ranks per GPU; none: any number, with a warning if several share one."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
-    """Precision of products: tf32 in everything that a GPU computes, bf16 in clients' objectives;
-    weights and sums are float32.
+    """Precision of products: tf32 in everything that a GPU computes, bf16 in large layers of local
+    objectives and of training on the server; weights and sums are float32.
     """
     resident: NonNegative = 2.0
     """GiB of clients' weights and memories that each rank keeps in host memory; the rest is spilled

@@ -23,10 +23,11 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import zeros
 from hpcfed.core.shapes import each, parts
 from hpcfed.machine.device_choice import resident_bytes
-from hpcfed.machine.devices import CONTEXT, autocast
+from hpcfed.machine.devices import CONTEXT
 from hpcfed.machine.error_messages import explain_fault, out_of_memory
 from hpcfed.models.flat import Skeleton
 from hpcfed.models.model import Pair
+from hpcfed.models.precision import autocast
 from hpcfed.training.engines import gradient
 from hpcfed.training.optimisers import buffers
 

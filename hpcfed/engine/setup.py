@@ -50,6 +50,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         Finetuning.of(job, world.checksums),
         data.classes,
         data.task,
+        job.run.precision,
     )
     fast = speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost)
     if world.many:

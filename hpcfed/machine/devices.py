@@ -1,7 +1,6 @@
 """The device of a rank, and the settings that make its results repeatable."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -50,30 +49,6 @@ def prepare(device: torch.device, threads: int, precision: str = "float32") -> N
         torch.utils.deterministic.fill_uninitialized_memory = (  # type: ignore[attr-defined]  # not in its stubs
             False  # it costs one more kernel for each new tensor
         )
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager:
-    """Return a context in which a local objective is computed in the given precision.
-
-    With "bf16" products are computed in bfloat16, and operations that need its range in float32.
-    """
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
-def full(device: torch.device) -> AbstractContextManager:
-    """Return a context without autocast, for the few products whose rounding a loss magnifies.
-
-    Tensors computed in bfloat16 before must be converted by `raised`.
-    """
-    kind = device.type
-    if not torch.is_autocast_enabled(kind):
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)
-
-
-def raised(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a bfloat16 tensor as float32, and any other tensor as it is."""
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def wait(device: torch.device) -> None:

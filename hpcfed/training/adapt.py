@@ -23,6 +23,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.data.sampling import even_parts
 from hpcfed.models.model import in_head
+from hpcfed.models.precision import autocast
 from hpcfed.training import infer
 from hpcfed.training.batches import inputs
 from hpcfed.training.local import LocalSteps
@@ -114,7 +115,9 @@ def fisher(fed: Federation, client: Client, t: int) -> Params:
         for rows in parts:
             x, y = fed.public.batch(rows)
             skeleton.zero_grad()
-            plain(fed.task, skeleton.model, inputs(fed, x, 1, draws), y).backward()
+            with autocast(fed.job.run.precision, fed.device):
+                value = plain(fed.task, skeleton.model, inputs(fed, x, 1, draws), y)
+            value.backward()
             total += skeleton.grad.square()
         skeleton.zero_grad()
     return Params(skeleton.layout.views(total / len(parts)))

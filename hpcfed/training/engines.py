@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hpcfed.core import rng, user_code
 from hpcfed.core.errors import first_line
-from hpcfed.machine.devices import autocast
+from hpcfed.models.precision import autocast
 from hpcfed.training.graphs import Differentiated, Fixed, Graph, restore_tensors
 from hpcfed.training.objective import (
     Unshareable,

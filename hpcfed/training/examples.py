@@ -27,7 +27,7 @@ from hpcfed.clients.client import Shard
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, first_line
 from hpcfed.federation.trial import Training
-from hpcfed.machine.devices import autocast
+from hpcfed.models.precision import autocast
 from hpcfed.training.objective import flat, like, title
 from hpcfed.training.optimisers import Gradient
 from hpcfed.training.recorded_step import Whole, alike

@@ -14,8 +14,9 @@ from torch import Tensor
 from hpcfed.core import rng
 from hpcfed.data.sampling import even_parts
 from hpcfed.federation.trial import Training, of_job
-from hpcfed.machine.devices import autocast, wait
+from hpcfed.machine.devices import wait
 from hpcfed.models.model import Model
+from hpcfed.models.precision import autocast
 from hpcfed.training import engines, examples
 from hpcfed.training.batches import batches, draw_shares, inputs, plan_batches, prepare_batches
 from hpcfed.training.divergence import check_finite, on_host

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.machine.devices import full, raised
+from hpcfed.models.precision import full, raised
 from hpcfed.models.scores import nearest  # noqa: F401, methods take it from here
 from hpcfed.training.recorded_step import Whole
 from hpcfed.training.similarity import squared_distances

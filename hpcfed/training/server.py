@@ -17,6 +17,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import not_finite
+from hpcfed.models.precision import autocast
 from hpcfed.training.batches import batches
 from hpcfed.training.infer import FEW, outputs
 from hpcfed.training.recorded_step import alike
@@ -140,7 +141,10 @@ def fit(
             if halve_every:
                 descent.param_groups[0]["lr"] = lr * 0.5 ** (done // halve_every)
             descent.zero_grad()
-            loss(new, batch(rows)).backward()
+            part = batch(rows)
+            with autocast(fed.job.run.precision, fed.device):
+                value = loss(new, part)
+            value.backward()
             if clip:
                 torch.nn.utils.clip_grad_norm_(leaves, clip)
             descent.step()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpcfed import tasks
-from hpcfed.machine.devices import autocast
+from hpcfed.models.precision import autocast
 from hpcfed.tasks.survival import cox
 from hpcfed.training.losses import (
     contrastive_cross_entropy,

@@ -8,6 +8,7 @@ step did is torch's.
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,14 +18,18 @@ from hpcfed.algorithms.global_model.fedavg import FedAvg
 from hpcfed.algorithms.public_data.alignment import add_alignment
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
 from hpcfed.core.rng import shuffled, torch_stream
 from hpcfed.federation.federation import Federation
 from hpcfed.machine import devices
 from hpcfed.machine.transfer import Transfer
+from hpcfed.models import precision
 from hpcfed.training import engines, graphs
+from hpcfed.training.adapt import fisher
 from hpcfed.training.graphs import Graph
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.recorded_step import RecordedStep
+from hpcfed.training.server import fit
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, a fixture
 
@@ -278,7 +283,10 @@ def test_a_graph_whose_first_replay_differs_from_the_eager_step_is_not_used(monk
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedme", "perfedavg", "scaffold", "fedsgd"])
-def test_precision_reaches_every_way_to_train_and_float32_changes_nothing(method: str):
+def test_precision_reaches_every_way_to_train_and_float32_changes_nothing(
+    method: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(precision, "SMALL", 0)
     flags = ("--rounds", "1", "--models.mix", "mlp", "--local.optimiser", "sgd", *EAGER)
     plain, same, other = (
         toy.run(Serial(), toy.job(method, *flags, *("--run.precision", name) * bool(name)))
@@ -291,8 +299,12 @@ def test_precision_reaches_every_way_to_train_and_float32_changes_nothing(method
 
 @pytest.mark.parametrize("engine", ["traced", "graphed"])
 def test_bf16_has_the_same_bits_in_every_engine(
-    engine: str, captures: list, capsys: pytest.CaptureFixture[str]
+    engine: str,
+    captures: list,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(precision, "SMALL", 0)
     flags = (
         "--models.mix",
         "mlp,cnn",
@@ -307,6 +319,32 @@ def test_bf16_has_the_same_bits_in_every_engine(
     )
     assert toy.differences(eager, other) == []
     assert "cannot be recorded" not in capsys.readouterr().err
+
+
+def test_training_on_the_server_is_computed_in_the_runs_precision():
+    fed, types = federation("--run.precision", "bf16", *EAGER), []
+
+    def loss(params: Params, rows: np.ndarray) -> Tensor:
+        product = params["w"] @ params["w"]
+        types.append((product.dtype, params["w"].dtype))
+        return product.float().sum()
+
+    start = Params(w=torch.eye(3))
+    fit(fed, start, loss, lambda rows: rows, 4, "test", size=4, lr=0.1)
+    assert types == [(torch.bfloat16, torch.float32)]
+
+
+def test_the_fisher_information_is_computed_in_the_runs_precision(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(precision, "SMALL", 0)
+    source = str(toy.folder() / "public.npz")
+    flags = ("--data.public", "16", "--data.public_source", source, "--run.precision")
+    both = []
+    for name in ("float32", "bf16"):
+        fed = federation(*flags, name, *EAGER)
+        both.append(fisher(fed, fed.clients[5], 0))
+    assert any(not torch.equal(both[0][name], both[1][name]) for name in both[0])
 
 
 def test_a_distance_of_representations_is_computed_in_float32_whatever_the_precision():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.machine.devices import raised
+from hpcfed.models.precision import raised
 
 # the temperature's SGD: first value, rate, most passes, change in a pass at which it ends
 START, RATE, PASSES, SETTLED = 1.3, 0.01, 10, 0.01

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hpcfed import Client, Federation, Model, Shard
-from hpcfed.machine.devices import full, raised
+from hpcfed.models.precision import full, raised
 from hpcfed.training.batches import chunks
 from hpcfed.training.local import Loss
 

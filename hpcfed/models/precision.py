@@ -1,0 +1,143 @@
+"""The precision of a model's layers in a run with run.precision = "bf16".
+
+A local objective is computed under torch's autocast: layers multiply in bfloat16, the formulas of
+losses and everything that autocast lists are computed in float32. Some layers stay float32 too,
+because bfloat16 makes them slower on CPUs that have instructions for it
+(`benchmarks/precision.py`). They are chosen by the type of a layer and by shapes alone, so that a
+job means the same on every machine:
+- products of fewer than SMALL multiply-adds: the conversions cost more than the product saves;
+- convolutions of fewer than CONV_GROUP input channels per group (depthwise ones take up to 16 times
+  as long in bfloat16);
+- group normalisation of fewer than NORM_GROUP channels per group;
+- torch's MultiheadAttention, whose kernel takes two to eight times as long in bfloat16.
+A representation and logits leave body and head as float32, so that losses compute in float32.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from hpcfed.models.model import Model
+from hpcfed.models.transformer import Attend
+
+SMALL = 5e6  # multiply-adds of a layer for a batch
+# times as many for layers of many small products: a GRU's of each token, attention's of each head
+FACTORS = {nn.GRU: 8, Attend: 4}
+CONV_GROUP = 8  # input channels per group of a convolution
+NORM_GROUP = 16  # channels per group of group normalisation
+# those that choose
+LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.GroupNorm, nn.MultiheadAttention, Attend)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager:
+    """Return a context in which a local objective is computed in the given precision.
+
+    With "bf16" products are computed in bfloat16, and operations that need its range in float32.
+    """
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+class full:
+    """Compute in float32 inside the block, under autocast too.
+
+    Tensors computed in bfloat16 before must be converted by `raised`. It sets the thread's switch
+    directly: `torch.autocast(enabled=False)` takes longer than a small layer.
+    """
+
+    def __init__(self, device: torch.device):
+        self.kind = device.type
+
+    def __enter__(self) -> None:
+        self.enabled = torch.is_autocast_enabled(self.kind)
+        torch.set_autocast_enabled(self.kind, False)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_autocast_enabled(self.kind, self.enabled)
+
+
+def raised(value: Any) -> Any:
+    """Return a bfloat16 tensor as float32, and any other value as it is."""
+    if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
+        return value.float()
+    return value
+
+
+def choose_precisions(model: nn.Module) -> None:
+    """Let each layer of a model choose its precision under autocast by the rules of this module.
+
+    Tensors and their names stay the same, and so does what the model computes without autocast.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, LAYERS):
+            module.forward = MethodType(_compute, module)  # type: ignore[method-assign]
+    for module in list(model.modules()):
+        if isinstance(module, Model):
+            for part in (module.body, module.head):
+                part.forward = MethodType(_compute_and_raise, part)
+
+
+def _compute(module: nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute a module's forward, in float32 if it is a layer that stays float32."""
+    compute, x = type(module).forward, args[0] if args else None
+    if (
+        isinstance(module, LAYERS)
+        and isinstance(x, Tensor)
+        and torch.is_autocast_enabled(x.device.type)
+        and stays_float32(module, x)
+    ):
+        args, named = _raise_all(args), _raise_all(named)
+        with full(x.device):
+            return compute(module, *args, **named)
+    return compute(module, *args, **named)
+
+
+def _compute_and_raise(module: nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute the forward of a body or head, and return float32."""
+    return raised(_compute(module, *args, **named))
+
+
+def _raise_all(values: Any) -> Any:
+    """Return arguments with their bfloat16 tensors as float32."""
+    if isinstance(values, tuple):
+        return tuple(map(_raise_all, values))
+    if isinstance(values, dict):
+        return {name: _raise_all(value) for name, value in values.items()}
+    return raised(values)
+
+
+def stays_float32(layer: nn.Module, x: Tensor) -> bool:
+    """Return whether a layer is computed in float32 for an input like x, under autocast too."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return True
+    if isinstance(layer, nn.GroupNorm):
+        return layer.num_channels // layer.num_groups < NORM_GROUP
+    if (
+        isinstance(layer, _ConvNd)
+        and layer.groups > 1
+        and layer.in_channels // layer.groups < CONV_GROUP
+    ):
+        return True
+    return multiply_adds(layer, x) < FACTORS.get(type(layer), 1) * SMALL
+
+
+def multiply_adds(layer: nn.Module, x: Tensor) -> float:
+    """Return the multiply-adds of a layer's products for an input like x.
+
+    Borders of an image count as if they were inside.
+    """
+    if isinstance(layer, nn.Linear):
+        return x.numel() * layer.out_features
+    if isinstance(layer, _ConvNd):
+        products = x.numel() * (layer.out_channels // layer.groups) * prod(layer.kernel_size)
+        return products if layer.transposed else products / prod(layer.stride)
+    if isinstance(layer, nn.RNNBase):
+        return x.numel() / layer.input_size * sum(p.numel() for p in layer.parameters())
+    assert isinstance(layer, Attend)  # x: queries [n, heads, L, w]
+    return 2 * x.numel() * x.shape[2]

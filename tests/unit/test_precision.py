@@ -1,0 +1,111 @@
+"""run.precision = "bf16": which layers are computed in bfloat16, and what stays float32."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpcfed.models import build
+from hpcfed.models.precision import SMALL, autocast, choose_precisions, full, stays_float32
+from hpcfed.models.transformer import Attend
+
+pytestmark = pytest.mark.quick
+CPU = torch.device("cpu")
+
+
+def dtypes(model: nn.Module, x: Tensor) -> dict[str, torch.dtype]:
+    """Return the type of each layer's output under autocast, by the layer's name."""
+    types: dict[str, torch.dtype] = {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _, __, y, name=name: types.update({name: y.dtype}))
+    with autocast("bf16", CPU), torch.no_grad():
+        model(x)
+    return types
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "float32"),
+    [
+        (nn.Linear(1000, 500), (9, 1000), True),  # 4.5 million multiply-adds
+        (nn.Linear(1000, 500), (10, 1000), False),  # 5 million
+        (nn.Conv2d(32, 64, 5, padding=2), (10, 32, 14, 14), False),
+        (nn.Conv2d(32, 64, 5, padding=2), (1, 32, 7, 7), True),
+        (nn.Conv2d(512, 512, 3, padding=1, groups=512), (64, 512, 32, 32), True),
+        (nn.Conv2d(256, 256, 3, padding=1, groups=64), (64, 256, 8, 8), True),
+        (nn.Conv2d(256, 256, 3, padding=1, groups=32), (64, 256, 8, 8), False),
+        (nn.Conv2d(64, 64, 3, stride=2), (64, 64, 2, 2), True),  # a quarter of the products
+        (nn.ConvTranspose2d(64, 32, 4, stride=2), (64, 64, 8, 8), False),
+        (nn.LSTM(8, 256, batch_first=True), (64, 20, 8), False),
+        (nn.LSTM(8, 64, batch_first=True), (10, 20, 8), True),
+        (nn.GRU(8, 64, batch_first=True), (64, 20, 8), True),
+        (nn.GRU(64, 256, batch_first=True), (64, 20, 64), False),
+        (nn.GroupNorm(32, 64), (64, 64, 8, 8), True),
+        (nn.GroupNorm(4, 64), (64, 64, 128, 128), False),
+        (nn.MultiheadAttention(256, 8), (64, 64, 256), True),
+        (Attend(), (64, 8, 64, 32), False),
+        (Attend(), (64, 4, 32, 16), True),
+    ],
+)
+def test_the_shape_of_a_layer_decides_its_precision(
+    layer: nn.Module, shape: tuple[int, ...], float32: bool
+):
+    assert stays_float32(layer, torch.empty(shape)) == float32
+
+
+def test_the_cnn_multiplies_in_bfloat16_and_returns_float32():
+    model = build("cnn", (1, 28, 28), 10, 512)
+    choose_precisions(model)
+    types = dtypes(model, torch.randn(10, 1, 28, 28))
+    low = {name for name, dtype in types.items() if dtype == torch.bfloat16}
+    assert {"body.0", "body.3", "body.7"} <= low  # both convolutions, and the linear layer
+    assert types["body"] == types["head"] == types[""] == torch.float32
+
+
+def test_depthwise_convolutions_stay_float32():
+    model = build("shufflenetv2", (3, 32, 32), 10, 64)
+    choose_precisions(model)
+    types = dtypes(model, torch.randn(64, 3, 32, 32))
+    depthwise = [n for n, m in model.named_modules() if getattr(m, "groups", 1) > 1]
+    assert depthwise and all(types[name] == torch.float32 for name in depthwise)
+    assert torch.bfloat16 in types.values()
+
+
+def test_without_autocast_nothing_changes():
+    model, x = build("resnet18", (3, 32, 32), 10, 64), torch.randn(4, 3, 32, 32)
+    other = deepcopy(model)
+    choose_precisions(other)
+    assert torch.equal(model(x), other(x))
+
+
+def test_a_copy_computes_with_its_own_weights():
+    model = build("mlp", (20,), 4, 8)
+    choose_precisions(model)
+    other, x = deepcopy(model), torch.randn(3, 20)
+    before = model(x)
+    with torch.no_grad():
+        other.head.weight.zero_()
+    assert torch.equal(model(x), before) and not torch.equal(other(x), before)
+
+
+def test_full_switches_autocast_off_inside_and_on_again_after_it():
+    a = torch.randn(4, 4)
+    with autocast("bf16", CPU):
+        with full(CPU):
+            assert (a @ a).dtype == torch.float32
+        assert (a @ a).dtype == torch.bfloat16
+    with full(CPU):
+        pass
+    assert (a @ a).dtype == torch.float32
+
+
+def test_a_layer_under_the_limit_has_the_bits_of_float32_behind_one_above_it():
+    layer, low = nn.Linear(8, 4), torch.randn(5, 8).bfloat16()
+    net = nn.Sequential(layer)
+    choose_precisions(net)
+    assert 5 * 8 * 4 < SMALL
+    with autocast("bf16", CPU):
+        y = net(low)
+    assert torch.equal(y, nn.functional.linear(low.float(), layer.weight, layer.bias))
