@@ -354,3 +354,28 @@ def test_the_servers_step_counts_the_expected_cohort_not_who_took_part(method: s
     assert toy.differences(*steps) == []
     assert rounds.fed.share([1]) == 0.5
     assert toy.start(Serial(), toy.job(method, *MLP)).fed.share([1]) == 1 / 6
+
+
+def test_scaffold_sends_control_variates_in_units_of_the_models_change():
+    """4 steps of 0.125: at first c - c_k = 0, so that the new c_k is -change / 0.5."""
+    flags = (*MLP, *UNIFORM, "--local.steps", "4", "--local.lr", "0.125")
+    rounds = toy.start(Serial(), toy.job("scaffold", *flags))
+    rounds.begin(0)
+    client = rounds.fed.clients[3]
+    upload = rounds.algorithm.local(rounds.fed, client, rounds.state, 0)
+    (change,), (control,) = upload["x"].terms, upload["c"].terms
+    assert toy.differences(control.value, -1 * change.value) == []
+    assert toy.differences(client.memory["control"], -2 * change.value) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "unit"),
+    [
+        (("--local.epochs", "2", "--local.batch", "8", "--local.lr", "0.1"), 0.5),  # 2 * 2 * 0.1
+        (("--local.steps", "7", "--local.lr", "0.5"), 4.0),
+    ],
+)
+def test_the_unit_of_control_variates_is_the_nearest_power_of_two(flags: tuple, unit: float):
+    """Clients have 15 examples on average, which are 2 batches."""
+    rounds = toy.start(Serial(), toy.job("scaffold", *MLP, *flags))
+    assert rounds.algorithm.unit(rounds.fed) == unit

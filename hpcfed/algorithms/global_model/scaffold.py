@@ -9,17 +9,21 @@ Round:
 2. Each client trains; every step is corrected by c - c_k.
 3. It computes its new control variate, c_k - c + (x - w_k) / (steps lr), or its gradient at x
    (control = "gradient").
-4. It sends the changes of its model and of its control variate.
+4. It sends the changes of its model and of its control variate, the latter times `unit`.
 5. The server steps along both means, that of the control variates times the cohort's share.
 
 Deviations: float buffers of batch normalisation are averaged like parameters and have no control
-variate. eta_g does not apply to them, because a variance could become negative.
+variate. eta_g does not apply to them, because a variance could become negative. What a client sends
+of its control variate is in units of the model's change, a power of two, which no value notices:
+a bound on the length of an upload, and noise for it, then treat both alike.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import PositiveFloat
 
 from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, RoundBased, Upload
@@ -94,7 +98,17 @@ class Scaffold(RoundBased):
         if new is None:
             new = control - c - (1 / (len(steps) * steps.lr)) * change.pick(fed.trainable)
         client.memory["control"] = new
-        return Upload(x=Mean.of(change, self.weight(client)), c=Mean.of(new - control))
+        sent = self.unit(fed) * (new - control)
+        return Upload(x=Mean.of(change, self.weight(client)), c=Mean.of(sent))
+
+    def unit(self, fed: Federation) -> float:
+        """Return steps lr of a client of mean size, rounded to a power of two.
+
+        A change of a control variate times this is about as long as a change of the model.
+        """
+        local = fed.job.local
+        steps = local.steps or local.epochs * math.ceil(np.mean(fed.sizes) / local.batch)
+        return 2.0 ** round(math.log2(steps * local.lr))
 
     def at_start(self, fed: Federation, client: Client, received: Params, t: int) -> Params:
         """Return the mean gradient over the client's data at the received model.
@@ -110,4 +124,4 @@ class Scaffold(RoundBased):
 
     def server(self, fed: Federation, state: State, mean: Any, cohort: list[int]) -> State:
         dx = Params({n: self.eta_g * v if n in state.c else v for n, v in mean["x"].items()})
-        return State(state.x + dx, state.c + fed.share(cohort) * mean["c"])
+        return State(state.x + dx, state.c + fed.share(cohort) / self.unit(fed) * mean["c"])
