@@ -71,7 +71,9 @@ class Privacy(Section):
     """What epsilon compares: a client takes part or not; its data are any others; its data are
     none, so that it sends zeros.
     """
-    cap: PositiveFloat | None = field(None, used_if={"by": ("central", "correlated")})
+    cap: PositiveFloat | None = field(
+        None, used_if={"by": ("central", "distributed", "correlated")}
+    )
     """Number of examples from which clients have the same weight: min(n, cap) / cap. None: all
     clients have the same weight.
     """
@@ -147,7 +149,7 @@ def refusals(job: Job) -> Iterator[str]:
         yield (
             "algorithm.weighting = 'samples': a client counts by its examples without limit; set "
             "algorithm.weighting = 'uniform'"
-            + (", or privacy.cap" if privacy.by in ("central", "correlated") else "")
+            + (", or privacy.cap" if privacy.by != "local" else "")
         )
     if privacy.clipping == "adaptive" and privacy.by != "central":
         yield "only the server's independent noise can adapt to a bound that changes; set " + (

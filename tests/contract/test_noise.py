@@ -1,5 +1,7 @@
 """Distributed and correlated noise in runs."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -56,9 +58,39 @@ def test_distributed_noise_costs_a_little_more_than_central_noise(mechanism: str
 
 
 @pytest.mark.parametrize(
+    ("method", "weighting"),
+    [("fedavg", "samples"), ("scaffold", "uniform"), ("scaffold", "samples"), ("fedproto", None)],
+)
+def test_with_a_cap_shares_are_weighted_as_central_noise_has_it(method: str, weighting: str | None):
+    """Sizes 1, 9, 8, 17, 21, 32 with cap 10; SCAFFOLD's control variates have weight 1."""
+    flags = ["--privacy.cap", "10", "--evaluate.before", "false", *ALL]
+    flags += ["--algorithm.weighting", weighting] if weighting else []
+    central = toy.run(Serial(), job("central", *flags, method=method, rounds=2))
+    flags += ["--privacy.bits", "24"]
+    shares = toy.run(Serial(), job("distributed", *flags, method=method, rounds=2))
+    want, got = (o.state if isinstance(o.state, dict) else vars(o.state) for o in (central, shares))
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-3, equal_nan=True)
+
+
+def test_noise_of_weighted_shares_is_that_of_the_largest_weight():
+    """z C U / sum u = 1 * 0.5 * 10 / (1 + 9 + 8 + 10 + 10 + 10) at most, 0.104 for each value."""
+    flags = "--privacy.clip", "0.5", "--privacy.cap", "10", "--privacy.noise", "1", *ALL
+    rounds = toy.start(Serial(), job("distributed", *flags))
+    before = rounds.state
+    rounds.step()
+    noise = torch.cat([(rounds.state[n] - before[n]).flatten() for n in before])
+    assert noise.std().item() == pytest.approx(0.5 * 10 / 48, rel=0.05)
+    rule = rounds.fed.rule
+    assert isinstance(rule, distributed.DistributedMean)
+    grid = rule.grid(rounds.fed)  # of vectors of weight 1 at most
+    assert grid.sigma == pytest.approx(0.5 / math.sqrt(6))
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         ("distributed", "--privacy.noise", "1"),
+        ("distributed", "--privacy.noise", "1", "--privacy.cap", "10"),
         ("correlated", "--privacy.noise", "1", "--selection.groups", "2"),
         ("correlated", "--privacy.noise", "1", "--privacy.mechanism", "tree"),
     ],

@@ -6,6 +6,9 @@ and rotated, it is rounded to the grid of step 1 / s, and noise is added (`discr
 adds the integers up exactly, takes the sum modulo 2^bits, and rotates it back. With secure sums it
 learns nothing else.
 
+Weights u = min(n, cap) are encoded as u / U with U = cap, so that no vector is longer than the
+bound C, and the server multiplies the sum by U. Its noise then is z C U, as with central noise.
+
 One client's noise has standard deviation z C / sqrt(n), with n the number of clients of which the
 job expects to hear at least (`privacy.fewest`). Epsilon of a round is that of the clients whose
 noise the sum has, if these are fewer. It is computed by Renyi divergences.
@@ -72,10 +75,18 @@ class Shares(CentralBound):
         scales = {
             name: scale_of_counts(self.count_scale, rule.clip, term) for name, term in terms.items()
         }
-        vectors = {name: vector(term, scales[name]) for name, term in terms.items()}
+        forms = {
+            name: rule.complete_form_of(name, form_of(term, name in clipped.updates, client.n))
+            for name, term in terms.items()
+        }
+        vectors = {
+            name: vector(term, scales[name], rule.largest(forms[name]))
+            for name, term in terms.items()
+        }
         lengths = {name: padded(len(values)) for name, values in vectors.items()}
         if fed.trial:
             rule.lengths |= lengths
+            rule.evenly |= {name for name, form in forms.items() if Form.ONES in form}
         grid = rule.grid(fed)
         g = rng.stream(fed.seed, "privacy", "share", fed.t, client.id, fed.replay.streams)
         rotated = [
@@ -86,12 +97,11 @@ class Shares(CentralBound):
         parts, sizes, start = {}, {}, 0
         for name, term in terms.items():
             stop = start + lengths[name]
-            form = form_of(term, name in clipped.updates, client.n)
             parts[name] = Mean.of(
                 Params(
                     {
                         SUM: torch.from_numpy(integers[start:stop].astype(np.float64)),
-                        FORM: torch.tensor(float(form)),
+                        FORM: torch.tensor(float(forms[name])),
                     }
                 )
             )
@@ -105,11 +115,14 @@ def are_pieces(fed: Federation, term: Term) -> bool:
     return any(name not in fed.shapes_of_means for name, axes in term.at.items() if len(axes))
 
 
-def vector(term: Term, count_scale: float) -> np.ndarray:
-    """Return what a term adds to the sums, float64, its tensors in the order of their names."""
+def vector(term: Term, count_scale: float, largest: float) -> np.ndarray:
+    """Return what a term adds to the sums, float64, its tensors in the order of their names.
+
+    largest: weight of any client, by which weights that are numbers are divided.
+    """
     names, weight = sorted(term.value), term.weight
     if not isinstance(weight, Params):
-        return np.concatenate([weight * flat(term.value[name]) for name in names])
+        return np.concatenate([weight / largest * flat(term.value[name]) for name in names])
     totals = [flat(term.value[name].double() * weight[name].double()) for name in names]
     return np.concatenate([*totals, *(count_scale * flat(weight[name]) for name in names)])
 
@@ -180,12 +193,14 @@ class DistributedMean(CentralMean):
     """The mean of encoded uploads.
 
     lengths: padded length of each part of an upload, as the trial had them.
+    evenly: names of the parts whose weights are 1, not numbers of examples.
     wraps: values of this round's sums that left the ring.
     sent: number of uploads in the last round, of all ranks.
     """
 
     def __init__(self, privacy: Privacy, poisson: bool) -> None:
         self.lengths: dict[str, int] = {}
+        self.evenly: set[str] = set()
         self.sent = 0
         super().__init__(privacy, poisson)
 
@@ -219,12 +234,20 @@ class DistributedMean(CentralMean):
         super().learn(trial)
         assert isinstance(trial, DistributedMean)
         self.lengths |= trial.lengths
+        self.evenly |= trial.evenly
 
     def fresh(self) -> CentralMean:
         rule = super().fresh()
         assert isinstance(rule, DistributedMean)
-        rule.lengths = {}
+        rule.lengths, rule.evenly = {}, set()
         return rule
+
+    def complete_form_of(self, part: str, form: Form) -> Form:
+        """Return the form of a client's part; one example does not tell by which weight it has 1.
+
+        All clients of a trial have several examples of each class.
+        """
+        return form | Form.ONES if part in self.evenly else form
 
     def average(
         self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
@@ -237,14 +260,14 @@ class DistributedMean(CentralMean):
             sent = max((int(term.value[FORM]) for _, term in terms), default=0)
             form = self.complete_form(fed, Form(fed.comm.barrier(sent)), per)
             grid = self.grid(fed)
-            std = grid.sigma * math.sqrt(fewest(fed.job))
+            std = self.largest(form) * grid.sigma * math.sqrt(fewest(fed.job))
             into = self.receiver(fed, keep, per, form, std, no_noise)
             layout = Layout(keep, per, into.divisor is None)
             total = self.integers(fed, terms, padded(layout.size), grid)
         wrapped = discrete.wrap(total, grid.bits)
         self.wraps += int((wrapped != total).sum())
         signs = self.signs(fed, len(total))
-        values = rotate_back(wrapped / grid.scale, signs, layout.size)
+        values = rotate_back(self.largest(form) * wrapped / grid.scale, signs, layout.size)
         for i, array in enumerate(into.arrays):
             part = layout.part(values, i, into.first, into.count_scale)
             if part is not None:
