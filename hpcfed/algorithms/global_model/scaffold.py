@@ -14,8 +14,9 @@ Round:
 
 Deviations: float buffers of batch normalisation are averaged like parameters and have no control
 variate. eta_g does not apply to them, because a variance could become negative. What a client sends
-of its control variate is in units of the model's change, a power of two, which no value notices:
-a bound on the length of an upload, and noise for it, then treat both alike.
+of its control variate is in units of the model's change, a power of two, which no value notices,
+and the change of its model is an update of what the control variate alone would make: a bound on
+the length of an upload, and noise for it, then treat both alike, and do not count earlier noise.
 """
 
 import math
@@ -24,7 +25,9 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import PositiveFloat
+from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, RoundBased, Upload
 from hpcfed.training.local import gradient
@@ -36,10 +39,12 @@ class State:
 
     x: the model.
     c: the control variate, for parameters alone.
+    unit: see `Scaffold.unit`.
     """
 
     x: Params
     c: Params
+    unit: Tensor
 
 
 class Scaffold(RoundBased):
@@ -76,7 +81,7 @@ class Scaffold(RoundBased):
 
     def init(self, fed: Federation) -> State:
         x = fed.initial()
-        return State(x, x.pick(fed.trainable) * 0)
+        return State(x, x.pick(fed.trainable) * 0, torch.tensor(self.unit(fed)))
 
     def model(self, state: State) -> Params:
         return state.x
@@ -98,8 +103,12 @@ class Scaffold(RoundBased):
         if new is None:
             new = control - c - (1 / (len(steps) * steps.lr)) * change.pick(fed.trainable)
         client.memory["control"] = new
-        sent = self.unit(fed) * (new - control)
-        return Upload(x=Mean.of(change, self.weight(client)), c=Mean.of(sent))
+        unit = self.unit(fed)
+        return Upload(
+            x=Mean.of(change, self.weight(client)),
+            c=Mean.of(unit * (new - control)),
+            relative_to={"x": expected_change(change, c, unit)},
+        )
 
     def unit(self, fed: Federation) -> float:
         """Return steps lr of a client of mean size, rounded to a power of two.
@@ -120,8 +129,15 @@ class Scaffold(RoundBased):
         return client.gradient()
 
     def averaged(self, state: State) -> dict[str, Params]:
-        return {"x": state.x * 0, "c": state.c * 0}
+        change = expected_change(state.x, state.c, float(state.unit))
+        return {"x": change, "c": state.c * 0}
 
     def server(self, fed: Federation, state: State, mean: Any, cohort: list[int]) -> State:
         dx = Params({n: self.eta_g * v if n in state.c else v for n, v in mean["x"].items()})
-        return State(state.x + dx, state.c + fed.share(cohort) / self.unit(fed) * mean["c"])
+        step = fed.share(cohort) / float(state.unit)
+        return State(state.x + dx, state.c + step * mean["c"], state.unit)
+
+
+def expected_change(model: Params, c: Params, unit: float) -> Params:
+    """Return the change of a model that the server's control variate alone would make."""
+    return Params({name: -unit * c[name] if name in c else v * 0 for name, v in model.items()})
