@@ -95,7 +95,7 @@ class Shares(CentralBound):
         ]
         integers = grid.encode(np.concatenate([np.zeros(0), *rotated]), g)
         parts, sizes, start = {}, {}, 0
-        for name, term in terms.items():
+        for name in terms:
             stop = start + lengths[name]
             parts[name] = Mean.of(
                 Params(
