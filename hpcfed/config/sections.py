@@ -6,7 +6,7 @@ The text under a field is its line in `--help`.
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 from pydantic import (
     ConfigDict,
     Field,
@@ -451,6 +451,14 @@ class Log(Section):
     """A log per rank, ranks/rank-R.log in the run's folder: its machine, seconds and memory of each
     round, and the error that ended it.
     """
+    energy: bool = False
+    """Joules of processors and GPUs by phase, from the counters of the machine; GPUs need
+    hpcfed[energy].
+    """
+    carbon: PositiveFloat | None = field(None, used_if="energy")
+    """Grams of CO2 equivalents for each kWh of the site's electricity, for an estimate."""
+    pue: Annotated[float, Ge(1)] = field(1.0, used_if="carbon")
+    """Power usage effectiveness of the site: all energy over that of its computers."""
     tensorboard: bool = False
     """Event files for TensorBoard, in the run's folder; needs hpcfed[tensorboard]."""
     wandb: bool = False

@@ -12,6 +12,7 @@ import torch
 
 from hpcfed.core.payload import Tally
 from hpcfed.federation.replay_log import WHY
+from hpcfed.machine.energy import OTHER
 from hpcfed.storage.columns import ID, LISTED, PHASES
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Recorder:
         peaks = {"peak_bytes": peak_bytes(), "peak_device_bytes": peak_device_bytes(fed.device)}
         mine[fed.K + fed.comm.rank] = {
             "clock": fed.clock.reset() | peaks,
+            "joules": fed.clock.joules(),
             "flags": raised,
             "warnings": fed.warnings.waiting,
         }
@@ -124,6 +126,11 @@ class Recorder:
             f"ranks/{name}": np.array([r["clock"].get(name, 0.0) for r in ranks])
             for name in (*PHASES, *peaks)
         }
+        if fed.job.log.energy:
+            of_ranks |= {
+                f"ranks/joules_{name}": np.array([r["joules"].get(name, np.nan) for r in ranks])
+                for name in (*PHASES, OTHER)
+            }
         together = {name: any(r["flags"].get(name, False) for r in ranks) for name in raised}
         return Gathered(ids, dict(zip(COLUMNS, table.T, strict=True)), of_ranks, together)
 

@@ -22,6 +22,7 @@ from hpcfed.engine.privacy import open_account
 from hpcfed.engine.rank_log import RankLog
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
+from hpcfed.machine.energy import meter_of_rank
 from hpcfed.report.progress import Progress
 from hpcfed.report.sinks.logs import Logs
 from hpcfed.storage import checkpoint, names
@@ -61,6 +62,10 @@ def attempt(course: Course, comm: Comm) -> int:
     course.world = decided
     fed = federation(job, comm, decided)
     fed.clock.heartbeat = course.monitor.heartbeat
+    if job.log.energy:
+        fed.clock.meter = meter_of_rank(comm, fed.device)
+        if fed.clock.meter.why:
+            fed.warnings.say(f"log.energy: {fed.clock.meter.why}")
     warn(fed, decided)
     check_privacy(fed)
     if folder is None:

@@ -98,7 +98,8 @@ class Turns:
                 past.note(k)
             steady = memory_allocated(self._device)
             try:
-                yield turn
+                with self._clock.charged("train"):
+                    yield turn
             except Exception as error:
                 if not kind(error):
                     raise

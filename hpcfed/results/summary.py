@@ -16,6 +16,7 @@ from hpcfed.config import methods
 from hpcfed.core.errors import printable
 from hpcfed.core.tables import duration, size, table
 from hpcfed.core.wording import count_noun
+from hpcfed.machine.energy import OTHER, carbon
 from hpcfed.results import groups, privacy
 from hpcfed.results.columns import (
     architectures,
@@ -68,6 +69,7 @@ def facts(record: Record) -> dict[str, Any]:
     groups: with evaluate.groups, the metrics by group with their intervals, by phase.
     natural_clients: by name, if the data name them and they are few.
     unseen: with evaluate.unseen, the domain, and the score on it.
+    energy: with log.energy, joules by phase, and kg of CO2 equivalents by log.carbon.
     attack: with attackers, what they do, how many they are, and the success of a backdoor.
     metrics: the same of each metric that the run measured, the main one included; pooled: over the
     test examples of all these clients together.
@@ -98,7 +100,35 @@ def more_facts(record: Record) -> dict[str, Any]:
         more["unseen"] = unseen(record, main_metric(record))
     if "clients/attacker" in record.columns:
         more["attack"] = attack(record)
+    if f"ranks/joules_{OTHER}" in record.columns:
+        more["energy"] = energy(record)
     return {name: value for name, value in more.items() if value}
+
+
+def energy(record: Record) -> dict[str, Any]:
+    """Return the joules of all ranks by phase and in sum, and what they mean in CO2.
+
+    They are None if no rank could read a counter.
+    """
+    log = record.header["job"]["log"]
+    joules = {phase: column(record, f"ranks/joules_{phase}") for phase in (*PHASES, OTHER)}
+    measured = any(np.isfinite(values).any() for values in joules.values())
+    total = float(sum(np.nansum(values) for values in joules.values())) if measured else None
+    emitted = total is not None and log["carbon"] is not None
+    return {
+        "joules": total,
+        "kg_co2e": carbon(total or 0.0, log["carbon"], log["pue"]) if emitted else None,
+    } | {name: float(np.nansum(values)) if measured else None for name, values in joules.items()}
+
+
+def describe_energy(about: Mapping[str, Any]) -> str:
+    """Return the energy of a run in one line."""
+    if about["joules"] is None:
+        return "energy: no counter could be read"
+    emitted = about["kg_co2e"]
+    more = "" if emitted is None else f", {emitted:.3g} kg of CO2 equivalents"
+    train = about["train"] / (about["joules"] or 1)
+    return f"energy: {about['joules']:.4g} J, {train:.0%} of it in training{more}"
 
 
 def attack(record: Record) -> dict[str, Any]:
@@ -291,6 +321,8 @@ def brief(record: Record) -> str:
     if (failed := record.columns.get("rounds/secure_failed")) is not None:
         by = record.header["job"]["secure"]["by"]
         done += f"\nsecure aggregation: {by}, {int(np.nansum(failed))} rounds failed"
+    if f"ranks/joules_{OTHER}" in record.columns:
+        done += f"\n{describe_energy(energy(record))}"
     if "clients/attacker" in record.columns:
         done += f"\n{describe_attack(attack(record))}"
     return f"{title(record)}\n{path}{done}"
