@@ -137,7 +137,7 @@ def check_compression(job: Job) -> None:
         )
     if up == "vote":
         check_vote(job)
-    if up != "none" and job.secure.by != "none":
+    if up not in ("none", "vote") and job.secure.by != "none":
         raise ConfigError(
             f"{where}: with secure.by = {job.secure.by!r} clients send masked whole numbers, which "
             f"no codec makes shorter; set compression.by = 'none'"

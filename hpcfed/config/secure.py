@@ -55,7 +55,7 @@ class Secure(Section):
     """Share of clients that together learn nothing about another one; smaller than threshold."""
     bound: PositiveFloat | None = field(None, used_if=ON)
     """Largest magnitude of a value in an upload, from which the scale of sums follows. Not needed
-    if privacy.clip bounds uploads.
+    if privacy.clip bounds uploads, or if clients vote (compression.by).
     """
     largest_weight: PositiveFloat | None = field(None, used_if="bound")
     """Largest weight of a client in a mean. Default: the largest number of examples of a client."""
@@ -94,7 +94,8 @@ def check_secure(job: Job) -> None:
             f"secure.colluding = {secure.colluding:g} has to be below secure.threshold = "
             f"{secure.threshold:g}: as many clients could remove the masks by themselves"
         )
-    bounded = job.privacy.clip is not None and job.privacy.by not in ("local", "examples")
+    clipped = job.privacy.clip is not None and job.privacy.by not in ("local", "examples")
+    bounded = clipped or job.compression.by == "vote"
     if not bounded and secure.bound is None:
         raise ConfigError(
             f"{where} adds up whole numbers, whose scale follows from a bound that is known "
@@ -102,7 +103,8 @@ def check_secure(job: Job) -> None:
             f"as 10, or bound uploads by privacy.clip"
         )
     if bounded and secure.bound is not None:
+        bound = f"privacy.clip = {job.privacy.clip:g}" if clipped else "compression.by = 'vote'"
         raise ConfigError(
-            f"secure.bound = {secure.bound:g} has no effect, for privacy.clip = "
-            f"{job.privacy.clip:g} bounds what clients send; remove it"
+            f"secure.bound = {secure.bound:g} has no effect, for {bound} bounds what clients send; "
+            f"remove it"
         )

@@ -82,6 +82,36 @@ def test_statistics_are_averaged_as_without_votes():
         assert torch.equal(plain.state[name], voting.state[name])
 
 
+@pytest.mark.parametrize("protocol", ["secagg", "secagg+", "lightsecagg"])
+@pytest.mark.parametrize("method", ["fedavg", "fedclassavg", "heterofl"])
+def test_masks_change_no_bit_of_votes(method: str, protocol: str):
+    pytest.importorskip("cryptography", reason="needs hpcfed[secure]")
+    flags = (*toy.without_norm(method), *ALL, "--rounds", "2")
+    masks = (*flags, "--secure.by", protocol)
+    want = toy.run(Serial(), toy.job(method, *SHORT, *VOTE, *flags))
+    for got in spmd(3, lambda comm: toy.run(comm, toy.job(method, *SHORT, *VOTE, *masks))):
+        assert toy.differences(got.state, want.state) == []
+    charged = toy.run(Serial(), toy.job(method, *SHORT, *VOTE, *masks, "--secure.masks", "charged"))
+    assert toy.differences(charged.state, want.state) == []
+    assert (charged.column("up") == got.column("up")).all()
+
+
+def test_a_masked_vote_has_the_bits_of_a_sum_of_signs():
+    """Of 6 clients: -6 to 6 in 4 bits, and a number of votes."""
+    flags = ("--models.mix", "mlp", *ALL, "--rounds", "1", "--secure.by", "secagg")
+    masked = toy.run(Serial(), job("fedavg", *flags, "--secure.masks", "charged"))
+    P = sum(value.numel() for value in masked.state.values())
+    exchange = 64 + 148 * 5 + 66 * 6  # keys, shares and answers, see secure.md
+    assert set(masked.column("up").flatten()) == {exchange + -(-4 * (P + 1) // 8)}
+
+
+def test_statistics_under_masks_are_refused():
+    pytest.importorskip("cryptography", reason="needs hpcfed[secure]")
+    settings = job("fedavg", "--models.mix", "small", "--secure.by", "secagg")
+    with pytest.raises(ConfigError, match="models.norm"):
+        toy.run(Serial(), settings)
+
+
 def test_a_client_receives_the_votes_that_it_has_missed_or_the_complete_model():
     """One bit for each value per vote of an odd cohort, 8/5 bits if there may be ties."""
     rounds = toy.start(Serial(), job("fedavg", "--models.mix", "mlp", "--rounds", "12"))
@@ -115,7 +145,7 @@ def test_a_client_receives_the_votes_that_it_has_missed_or_the_complete_model():
         ((*VOTE, "--compression.feedback", "ef14"), "compression.feedback"),
         ((*VOTE, "--compression.min_size", "10"), "compression.min_size"),
         ((*VOTE, "--privacy.by", "central", "--privacy.clip", "1"), "no length to clip"),
-        ((*VOTE, "--secure.by", "secagg", "--secure.bound", "10"), "masked whole numbers"),
+        ((*VOTE, "--secure.by", "secagg", "--secure.bound", "10"), "secure.bound"),
         ((*VOTE, "--algorithm.name", "fedasync"), "there is no vote"),
     ],
 )

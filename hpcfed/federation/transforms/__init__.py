@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hpcfed.federation.transforms.attack import install_attack
 from hpcfed.federation.transforms.bounded import BoundedMean
 from hpcfed.federation.transforms.compression import install_compression
+from hpcfed.federation.transforms.compression.vote import MajorityVote
 from hpcfed.federation.transforms.defence.robust_mean import RobustMean
 from hpcfed.federation.transforms.privacy.account import Account
 from hpcfed.federation.transforms.privacy.central import CentralBound, CentralMean
@@ -66,6 +67,10 @@ def install_secure_sums(fed: Federation) -> None:
     """Let the federation add uploads up by a secure sum, after all other transforms."""
     secure = fed.job.secure
     rule = fed.rule
+    if isinstance(rule, MajorityVote):
+        fed.transforms.append(Envelope(None, 1.0))
+        rule.mask(SecureSums(secure, fed.cohort_size))
+        return
     if not isinstance(rule, BoundedMean):
         assert secure.bound is not None  # `check_secure`
         rule = fed.rule = BoundedMean(secure.bound, secure.largest_weight or fed.largest)

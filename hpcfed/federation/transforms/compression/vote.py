@@ -14,6 +14,9 @@ A client that has the server's last value receives the votes since then: one bit
 8/5 bits after a vote with ties. If the complete value is shorter, or if the client has no earlier
 one, it receives that. So it does if the method's server changes what the votes gave.
 
+With secure sums the server learns the sum of the signs of each value, and no single sign. Nobody
+bounds what is averaged beside votes, so that models have to be without statistics.
+
 Deviation: the paper's clients send the signs of gradients. Here these are updates of local
 training, which is the same if it is one step of plain SGD.
 """
@@ -21,7 +24,8 @@ training, which is the same if it is one step of plain SGD.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -29,11 +33,12 @@ import torch
 from torch import Tensor
 
 from hpcfed.core import rng
-from hpcfed.core.averaging import Quotients
+from hpcfed.core.averaging import Quotients, Row
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params, Per, Term
 from hpcfed.core.payload import nbytes
 from hpcfed.federation.sealed import MeanRule, Sealed
+from hpcfed.federation.transforms.bounded import DeclaredRows
 from hpcfed.federation.transforms.compression.bits import (
     Reader,
     bytes_of_digits,
@@ -55,6 +60,7 @@ from hpcfed.federation.upload import Transform, Upload
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
+    from hpcfed.federation.transforms.secure.sums import SecureSums
 
 T = TypeVar("T")
 SIGNS, TIES = b"\0", b"\1"  # the first byte of an encoded vote
@@ -131,6 +137,7 @@ class MajorityVote(MeanRule):
 
     lengths: bytes of the votes from earlier values of a tensor to the latest one, by the digests of
     these values; by the number of a mean in its round and the tensor's name.
+    secure: adds signs up such that single ones stay hidden; None: they are added up openly.
     """
 
     hidden_by = "compression.by = 'vote'"
@@ -140,6 +147,7 @@ class MajorityVote(MeanRule):
 
     def __init__(self, eta: float) -> None:
         self.eta = eta
+        self.secure: SecureSums | None = None
         self.lengths: dict[str, dict[str, int]] = {}
         self._closed = self.lengths  # as they were after the last complete round
         self._call = 0
@@ -151,26 +159,48 @@ class MajorityVote(MeanRule):
         self._closed = self.lengths
 
     def fresh(self) -> MajorityVote:
-        return MajorityVote(self.eta)
+        rule = copy(self)
+        rule.secure = self.secure and self.secure.of_trial()
+        rule.from_tree({})
+        return rule
+
+    def mask(self, secure: SecureSums) -> None:
+        """Let the server learn sums of signs alone."""
+        self.secure, self.hidden_by = secure, f"secure.by = {secure.secure.by!r}"
+        self.hides, self.instead = MeanRule.hides, "secure.by = 'none'"
+        self.hides_counts = True
 
     def mean(
         self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
     ) -> Params:
-        terms = [term for _, part in parts for term in part.terms_for(self)]
+        sent = [(part.client, term) for _, part in parts for term in part.terms_for(self)]
+        clients, terms = [k for k, _ in sent], [term for _, term in sent]
         fed.note_shapes(terms, keep)
         voted = Params({name: value for name, value in keep.items() if is_encoded(name, value)})
         rest = Params({name: value for name, value in keep.items() if name not in voted})
+        if rest and self.secure:
+            raise ConfigError(
+                f"{self.hidden_by}: with compression.by = 'vote' clients send signs, but "
+                f"{next(iter(rest))} is averaged, and nobody knows a bound of its values "
+                f"beforehand; set models.norm = 'group', or another model without statistics"
+            )
         if rest:
             rest = fed.exchange.mean([restricted(term, rest) for term in terms], rest, per)
         if voted:
-            voted = self._vote(fed, [ballot(restricted(term, voted)) for term in terms], voted, per)
+            ballots = [ballot(restricted(term, voted)) for term in terms]
+            voted = self._vote(fed, clients, ballots, voted, per)
         self._call += 1
         return Params({name: (voted if name in voted else rest)[name] for name in keep})
 
-    def _vote(self, fed: Federation, ballots: list[Term], keep: Params, per: Per) -> Params:
-        """Return the tensors after the vote; collective."""
+    def _vote(
+        self, fed: Federation, clients: Sequence[int], ballots: list[Term], keep: Params, per: Per
+    ) -> Params:
+        """Return the tensors after the vote; collective.
+
+        clients: of the ballots.
+        """
         values = {}
-        for name, votes in fed.exchange.mean(ballots, keep, per, Votes).items():
+        for name, votes in self._count(fed, clients, ballots, keep, per).items():
             message = encode(array(votes).ravel().astype(np.int8))
             values[name] = move(keep[name], decode(message, votes.numel()), self.eta)
             key = f"{self._call} {name}"
@@ -178,6 +208,23 @@ class MajorityVote(MeanRule):
                 self.lengths.get(key, {}), keep[name], len(message), values[name]
             )
         return Params(values)
+
+    def _count(
+        self, fed: Federation, clients: Sequence[int], ballots: list[Term], keep: Params, per: Per
+    ) -> Params:
+        """Return the vote on each value: -1, 0 or 1; collective."""
+        if self.secure is None:
+            return fed.exchange.mean(ballots, keep, per, Votes)
+        fed.exchange.wait("mean")
+        with fed.clock("communicate"):
+            votes = Votes(keep, per)
+            bits = (2 * fed.K).bit_length()  # of a sum from -K to K
+            rows = [Row(term, keep, per) for term in ballots]
+            ones = np.ones(len(votes.arrays))
+            declared = DeclaredRows(rows, clients, fed.K, ones, bits)
+            shapes, factors = [array.shape for array in votes.arrays], [row.factor for row in rows]
+            self.secure.sum(fed, declared, shapes, factors, votes)
+        return votes.mean()
 
     def to_tree(self) -> dict[str, Any]:
         return {key: dict(lengths) for key, lengths in self._closed.items()}
