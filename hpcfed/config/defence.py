@@ -39,10 +39,18 @@ DEFENCES = {  # the values of defence.by, but for "none"
         ),
         ("norm-bound", "clipping:NormBound", "the mean of shortened updates", "sun2019"),
         ("foolsgold", "foolsgold:FoolsGold", "less weight for clients that act alike", "fung2020"),
+        ("fltrust", "fltrust:FLTrust", "trust by the server's own update", "cao2021"),
         ("flame", "flame:Flame", "the majority's cluster, clipped, with noise", "nguyen2022flame"),
     )
 }
-ALIKE = ("krum", "multi-krum", "bulyan", "centred-clipping", "flame")  # count all clients alike
+ALIKE = (
+    "krum",
+    "multi-krum",
+    "bulyan",
+    "centred-clipping",
+    "fltrust",
+    "flame",
+)  # count all clients alike
 LEAST = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}  # clients: a f + b of f attackers
 
 
@@ -64,10 +72,12 @@ class Defence(Section):
         "centred-clipping",
         "norm-bound",
         "foolsgold",
+        "fltrust",
         "flame",
     ] = "none"
-    """The rule. Krum, multi-Krum, Bulyan, centred clipping and FLAME count clients alike; the
-    others take into account the weights that clients have in the mean.
+    """The rule. Krum, multi-Krum, Bulyan, centred clipping, FLTrust and FLAME count clients alike;
+    the others take into account the weights that clients have in the mean. FLTrust trains on
+    labelled public data (data.public).
     """
     attackers: Annotated[float, Ge(0), Lt(0.5)] = field(
         0.2, used_if={"by": ("trimmed-mean", "krum", "multi-krum", "bulyan")}
@@ -119,6 +129,11 @@ def check_defence(job: Job) -> None:
         raise ConfigError(
             f"{where} compares single uploads, but with {other} the server only gets sums of them; "
             f"remove one of both"
+        )
+    if defence.by == "fltrust" and not job.data.public:
+        raise ConfigError(
+            f"{where}: the server trains on labelled examples of its own; set data.public to their "
+            f"number, such as 100"
         )
     n = job.cohort_size
     f = int(defence.attackers * n + 1e-9)

@@ -44,6 +44,7 @@ NAME = argument(
 )
 KINDS = (
     *("algorithms", "datasets", "partitions", "models", "selections", "codecs", "protocols"),
+    *("attacks", "defences"),
     *("tasks", "metrics", "figures"),
 )
 KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all")

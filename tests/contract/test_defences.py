@@ -88,6 +88,22 @@ def test_clients_that_send_the_same_leave_it_as_it_is(rule: str):
     assert toy.differences(before, dict(rounds.state)) == []
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedopt"])
+def test_the_servers_own_update_is_the_same_on_any_ranks(method: str):
+    public = ("--data.public", "16", "--data.public_source", str(toy.folder() / "public.npz"))
+    settings = job(method, ("fltrust",), *public)
+    alone = toy.run(Serial(), settings, rounds=2)
+    for outcome in spmd(2, lambda comm: toy.run(comm, settings, rounds=2)):
+        assert toy.differences(outcome, alone) == []
+
+
+def test_a_server_that_averages_other_values_than_models_has_no_update_of_its_own_for_them():
+    public = ("--data.public", "16", "--data.public_source", str(toy.folder() / "public.npz"))
+    for method, reason in (("scaffold", "computes other means"), ("fedclassavg", "complete model")):
+        with pytest.raises(ConfigError, match=reason):
+            toy.start(Serial(), job(method, ("fltrust",), *public))
+
+
 def test_a_median_of_prototypes_is_that_of_the_clients_that_have_the_class():
     rounds = toy.start(Serial(), job("fedproto", ("median",)))
     rounds.step()
@@ -101,6 +117,7 @@ def test_a_median_of_prototypes_is_that_of_the_clients_that_have_the_class():
         (("--defence.by", "bulyan", "--clients", "10", "--defence.attackers", "0.2"), "4 f"),
         (("--defence.by", "trimmed-mean", "--clients", "4"), "no client"),
         (("--defence.by", "centred-clipping"), "set clip"),
+        (("--defence.by", "fltrust"), "set data.public"),
         (("--defence.by", "median", "--defence.nu", "1"), "defence.nu"),
         (("--defence.by", "krum", "--algorithm.weighting", "samples"), "counts clients alike"),
         (

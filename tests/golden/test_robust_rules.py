@@ -15,6 +15,7 @@ from hpcfed.federation.transforms.comparison import (
 from hpcfed.federation.transforms.defence.buckets import Buckets
 from hpcfed.federation.transforms.defence.clipping import CentredClipping, NormBound
 from hpcfed.federation.transforms.defence.flame import majority
+from hpcfed.federation.transforms.defence.fltrust import FLTrust
 from hpcfed.federation.transforms.defence.foolsgold import unlike
 from hpcfed.federation.transforms.defence.geometric_median import GeometricMedian
 from hpcfed.federation.transforms.defence.krum import Bulyan, Krum, MultiKrum, scores
@@ -133,6 +134,19 @@ def test_foolsgold_drops_clients_that_act_alike():
 
 def test_foolsgold_drops_all_if_all_are_alike():
     assert unlike(compare(np.ones((3, 2))).cosines).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_fltrust_weighs_by_the_angle_to_the_servers_update():
+    vectors = np.array([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0], [1.0, 1.0]])
+    rule, own = FLTrust(), [1.0, 0.0]
+    choice = rule.choose(compare(vectors, server=(own,)))
+    assert choice.weights == pytest.approx([1, 0, 0, 0.7071068], abs=1e-6)
+    assert result(rule, vectors, server=(own,)) == pytest.approx([0.8786797, 0.2928932], abs=1e-6)
+
+
+def test_fltrust_moves_nowhere_if_nobody_is_trusted():
+    choice = FLTrust().choose(compare(np.array([[-1.0], [-2.0]]), server=([1.0],)))
+    assert not choice.weights.any()
 
 
 def test_flame_keeps_the_majority():

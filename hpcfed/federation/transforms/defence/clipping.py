@@ -14,11 +14,17 @@ with the method's weights. Without a given C it is the median of the lengths in 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from hpcfed.federation.transforms.comparison import Comparison
 from hpcfed.federation.transforms.defence.geometric_median import distances_to
 from hpcfed.federation.transforms.defence.rule import Choice, Rule
+
+if TYPE_CHECKING:
+    from hpcfed.core.params import Params
+    from hpcfed.federation.federation import Federation
 
 
 class CentredClipping(Rule):
@@ -31,6 +37,9 @@ class CentredClipping(Rule):
 
     def __init__(self, clip: float, iterations: int) -> None:
         self.clip, self.iterations = clip, iterations
+
+    def server(self, fed: Federation, keep: Params, last: Params) -> list[Params]:
+        return [last]
 
     def choose(self, updates: Comparison) -> Choice:
         n = updates.n

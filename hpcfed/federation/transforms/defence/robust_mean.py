@@ -118,6 +118,14 @@ class RobustMean(MeanRule):
         if not keep:
             return keep
         self.used = True
+        if self.rule.one_mean and call != "0":
+            raise everywhere(
+                ConfigError(
+                    f"defence.by = {self.settings.by!r} trains the server's model, but the server "
+                    f"of {fed.job.algorithm.name} computes other means beside that of models; set "
+                    f"another defence.by, such as 'geometric-median'"
+                )
+            )
         fed.exchange.wait("defence")
         result = OneMean(fed, self, call, terms, keep, per).compute()
         if self.rule.remembers:
@@ -150,7 +158,7 @@ class OneMean:
         """Collective.  terms: of this rank's clients, with their ids."""
         self.fed, self.call, self.keep, self.per = fed, call, keep, per
         self.settings, self.rule = defence.settings, defence.rule
-        self.server = [defence.last.get(call, keep * 0.0)] if defence.rule.remembers else []
+        self.server = self.rule.server(fed, keep, defence.last.get(call, keep * 0.0))
         self.values = SideBySide(fed, terms, keep, per)
         self.old = {name: host(value) for name, value in keep.items()}
         trained = [name for name in keep if fed.trainable(name)]

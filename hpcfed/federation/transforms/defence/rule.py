@@ -34,7 +34,8 @@ class Rule:
     pairs: whether it compares them with one another; otherwise their lengths are enough.
     combines: whether it combines values of one coordinate; otherwise the chosen ones are averaged.
     weighted: whether it takes into account the weights that clients have in the method's mean.
-    remembers: whether the server's vector is the update that it made in the round before.
+    one_mean: whether the method may compute only one mean in a round, that of its model.
+    remembers: whether it needs the change that the server made in the round before.
     """
 
     compares = True
@@ -42,6 +43,7 @@ class Rule:
     combines = False
     weighted = False
     remembers = False
+    one_mean = False
 
     def least(self, attackers: int) -> int:
         """Return the number of clients that the rule needs against so many attackers."""
@@ -59,6 +61,13 @@ class Rule:
         share: of the clients that the rule takes for attackers.
         """
         raise NotImplementedError
+
+    def server(self, fed: Federation, keep: Params, last: Params) -> list[Params]:
+        """Return vectors of the server's own, with which updates are compared; collective.
+
+        keep: what the mean replaces.  last: the change of this mean in the round before.
+        """
+        return []
 
     def compared(self, fed: Federation, k: int, name: str, update: Params) -> Params:
         """Return the vector of client k by which it is compared with others.
