@@ -334,3 +334,10 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 def test_half_precision_bounds_values():
     x = np.array([7e4, -7e4, 1.0], np.float32)
     assert Float16().pack(x, None, {}) == np.array([65504, -65504, 1], np.float16).tobytes()
+
+
+@pytest.mark.parametrize(("size", "warned"), [("100000", True), ("16", False)])
+def test_a_codec_that_encodes_nothing_is_named(size: str, warned: bool, capsys):
+    flags = ("--compression.by", "int8", "--compression.min_size", size)
+    toy.run(Serial(), toy.job("fedavg", "--models.mix", "mlp", *flags), rounds=2)
+    assert ("compression.by = 'int8' changes nothing" in capsys.readouterr().err) == warned

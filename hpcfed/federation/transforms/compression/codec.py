@@ -70,7 +70,7 @@ class Codec:
         memory: what the sender keeps from message to message; it is changed.
         """
         memory = {} if memory is None else memory
-        large = [i for i, x in enumerate(tensors) if self._is_large(x.shape)]
+        large = [i for i, x in enumerate(tensors) if self.is_large(x.shape)]
         codes: dict[int, bytes] = {}  # by tensor; of all together by the first one
         finite = [i for i in large if np.isfinite(tensors[i]).all()]
         groups = [finite] if self.together and finite else [[i] for i in finite]
@@ -96,7 +96,7 @@ class Codec:
         generator: at the state that that of `encode` began with.
         """
         reader = Reader(message)
-        large = [i for i, shape in enumerate(shapes) if self._is_large(shape)]
+        large = [i for i, shape in enumerate(shapes) if self.is_large(shape)]
         flags = np.unpackbits(reader.array("u1", bytes_of_bits(len(large))), count=len(large))
         encoded = [i for i, raw in zip(large, flags.tolist(), strict=True) if not raw]
         tensors = {
@@ -119,18 +119,19 @@ class Codec:
 
     def most_bytes(self, shapes: Sequence[Shape]) -> int:
         """Return the most bytes of a message of finite values."""
-        large = [shape for shape in shapes if self._is_large(shape)]
-        small = sum(4 * math.prod(shape) for shape in shapes if not self._is_large(shape))
+        large = [shape for shape in shapes if self.is_large(shape)]
+        small = sum(4 * math.prod(shape) for shape in shapes if not self.is_large(shape))
         if self.together and large:
             large = [(sum(map(math.prod, large)),)]
-        flags = bytes_of_bits(sum(map(self._is_large, shapes)))
+        flags = bytes_of_bits(sum(map(self.is_large, shapes)))
         return (
             flags
             + small
             + sum(min(self.most_bytes_of(shape), 4 * math.prod(shape)) for shape in large)
         )
 
-    def _is_large(self, shape: Shape) -> bool:
+    def is_large(self, shape: Shape) -> bool:
+        """Return whether a tensor of this shape has enough values to be encoded."""
         return math.prod(shape) >= max(1, self.min_size)
 
 

@@ -64,6 +64,7 @@ class Compression(Transform):
 
     def __init__(self, up: Codec | None, down: Codec | None, feedback: Feedback) -> None:
         self.up, self.down, self.feedback = up, down, feedback
+        self._encodes = False  # whether an upload had a tensor that is large enough
         self.keeps_state = bool(down or feedback != "none" or (up and up.has_memory))
 
     def of_trial(self) -> Announced:
@@ -77,12 +78,21 @@ class Compression(Transform):
             values = list(values_of(part, upload.relative_to.get(name)))
             if not values:
                 continue
+            self._encodes = self._encodes or any(
+                self.up.is_large(tuple(value.tensor.shape)) for value in values
+            )
             rest = nbytes(part) - sum(value.tensor.nbytes for value in values)
             number = 0 if in_virtual_time(fed) else turn_of(fed, client)
             key = f"{number} {name}"
             received, length = self._encoded(fed, client, key, values, upload.lasting)
             parts[name] = with_values(part, received)
             sizes[name] = rest + length
+        if fed.t and not self._encodes:
+            fed.warnings.say(
+                f"compression.by = {fed.job.compression.by!r} changes nothing: each tensor that "
+                f"clients of {fed.job.algorithm.name} send has fewer values than "
+                f"compression.min_size = {self.up.min_size}; set a smaller one"
+            )
         return upload.changed(parts, sizes=sizes)
 
     def _encoded(
