@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 import pytest
 
 from hpcfed.comm.ulfm import SWITCH
-from tests import limits
+from tests import forked, limits
 
 ROOT = Path(__file__).resolve().parents[1]
 GRACE = 5.0  # seconds that mpirun gets to end its ranks itself
@@ -28,17 +28,20 @@ def mpirun(
     check: bool = True,
     cwd: Path | None = None,
     options: tuple[str, ...] = (),
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command on so many ranks and return its status, stdout and stderr (text).
 
     argv: a whole command, or Python's arguments alone (the first one starts with "-" or ends in
-    ".py"), which then run with this Python. env: added to the environment of the tests. check: fail
-    unless the status is 0. Fails the test (it never skips) where there is no mpirun, and when the
-    job does not end within `timeout` seconds; then the job's processes are ended, all of them.
-    options: of mpirun.
+    ".py"), which then run with this Python: "-c CODE" in new processes; a module or a script in
+    forks (`tests.forked`) or, if `fresh`, in new processes, with a seed of hashes each. env: added
+    to the environment of the tests. check: fail unless the status is 0. Fails the test (it never
+    skips) where there is no mpirun, and when the job does not end within `timeout` seconds; then
+    the job's processes are ended, all of them. options: of mpirun.
     """
     if argv[0].startswith("-") or argv[0].endswith(".py"):
-        argv = (sys.executable, *argv)
+        fresh = fresh or argv[0] == "-c"
+        argv = (sys.executable if fresh else forked.python(), *argv)
     command = [*launcher(), *options, "-np", str(ranks), *argv]
     job = subprocess.Popen(
         command,
@@ -147,14 +150,18 @@ def end(job: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def end_session(leader: int) -> None:
-    """Kill what is left of the session that `leader` began: each rank has a process group of its
-    own.
+    """Kill what is left of the session that `leader` began, and the forks of its processes: each
+    rank has a process group of its own.
     """
     for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
         try:
-            if os.getsid(int(entry.name)) == leader:
-                kill(int(entry.name))
-        except (ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader:
+                fork = forked.fork_of(pid)
+                kill(pid)
+                if fork != pid:
+                    kill(fork)
+        except (ProcessLookupError, PermissionError, FileNotFoundError):
             continue  # ended meanwhile, or somebody else's
 
 

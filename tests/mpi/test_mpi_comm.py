@@ -12,7 +12,7 @@ import pytest
 
 from hpcfed.comm import stale_segments
 from hpcfed.comm.launcher_check import Foreign, check
-from tests import limits
+from tests import forked, limits
 from tests.mpi.laws import LAWS
 from tests.mpirun import environment, launcher, mpirun
 
@@ -30,7 +30,7 @@ def runs(pid: int) -> bool:
 @cache
 def output(ranks: int, *kind: str) -> str:
     """What all laws wrote in one run on so many ranks; kind: as laws.py has it."""
-    return mpirun(ranks, SCRIPT, *kind).stdout
+    return mpirun(ranks, SCRIPT, *kind, fresh=True).stdout
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -130,7 +130,7 @@ def test_worlds_of_one_rank_say_so_once():
     for rank in ("0", "1"):
         env = environment({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank})
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [forked.python(), "-c", code],
             env=env,
             capture_output=True,
             text=True,

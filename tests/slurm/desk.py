@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed import cli
+from tests import forked
 from tests.mpirun import ROOT, environment
 from tests.slurm import gated
 from tests.slurm.cluster import Cluster
@@ -32,13 +33,16 @@ OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMO
 
 
 class Desk:
-    """Where a user stands: the jobs beside her, this Python's commands first on the path."""
+    """Where a user stands: the jobs beside her, this Python's commands first on the path. The runs
+    of her jobs are forks (`tests.forked`).
+    """
 
     def __init__(self, cluster: Cluster, folder: Path):
         self.cluster, self.folder = cluster, folder
         folder.mkdir()
         (folder / "jobs").symlink_to(ROOT / "jobs")
-        path = os.pathsep.join([str(Path(sys.executable).parent), cluster.env["PATH"]])
+        commands = [str(Path(python).parent) for python in (forked.python(), sys.executable)]
+        path = os.pathsep.join([*commands, cluster.env["PATH"]])
         self.env = environment({**SMALL_MACHINE, **cluster.env, "PATH": path})
         self.submission = ""  # output of the last submission
 

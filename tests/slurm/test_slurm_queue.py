@@ -8,12 +8,12 @@ a tiny job added.
 import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
+from tests import forked
 from tests.slurm.desk import ARRAY, CHAIN, JOB, LIMIT, QUEUED, STOP, Desk
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
@@ -91,7 +91,7 @@ def test_a_folder_whose_job_waits_in_the_queue_is_refused_until_that_job_is_canc
     later = ["--sbatch=--begin=now+1hour", "--time", "10"]
     (job,) = desk.submit(*RUN, *later)
     assert desk.show(job)["JobState"] == "PENDING"
-    again = [sys.executable, "-m", "hpcfed.cli", "submit", *RUN, *later]
+    again = [forked.python(), "-m", "hpcfed.cli", "submit", *RUN, *later]
     where = {"cwd": desk.folder, "env": desk.env, "capture_output": True, "text": True}
     second = subprocess.run(again, **where, timeout=LIMIT)
     assert second.returncode == 2 and f"job {job} in the queue is to run in run" in second.stderr
@@ -107,7 +107,7 @@ def test_a_requeued_job_that_waits_again_is_seen_too(desk):
     desk.waiting(job)
     desk.call("scontrol", "requeuehold", job)
     desk.until(lambda: desk.show(job)["JobState"] == "PENDING", "not back in the queue")
-    again = [sys.executable, "-m", "hpcfed.cli", "submit", *RUN, "--rounds", "1", "--time", "10"]
+    again = [forked.python(), "-m", "hpcfed.cli", "submit", *RUN, "--rounds", "1", "--time", "10"]
     where = {"cwd": desk.folder, "env": desk.env, "capture_output": True, "text": True}
     second = subprocess.run(again, **where, timeout=LIMIT)
     assert second.returncode == 2 and f"scancel {job}" in second.stderr

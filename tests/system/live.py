@@ -15,11 +15,12 @@ from typing import BinaryIO, NoReturn
 
 import pytest
 
+from tests import forked
 from tests.mpirun import end_session, environment, launcher
 from tests.system.several import LIMIT
 
 RANK = "OMPI_COMM_WORLD_RANK="
-MAIN = (sys.executable, "-m", "hpcfed.main")
+MAIN = ("-m", "hpcfed.main")
 
 
 class Live:
@@ -93,11 +94,11 @@ class Live:
             if os.getsid(int(entry.name)) != self.job.pid:
                 return
             variables = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            ranks = [int(v.removeprefix(RANK)) for v in variables if v.startswith(RANK)]
+            pid = forked.fork_of(int(entry.name)) if ranks else 0
         except (ProcessLookupError, PermissionError, FileNotFoundError):
             return  # ended meanwhile, or somebody else's
-        yield from (
-            (int(v.removeprefix(RANK)), int(entry.name)) for v in variables if v.startswith(RANK)
-        )
+        yield from ((rank, pid) for rank in ranks)
 
     def _errors(self) -> str:
         size = os.fstat(self.errors.fileno()).st_size
@@ -118,11 +119,13 @@ class Live:
 
 
 @contextmanager
-def started(ranks: int, *flags: str) -> Iterator[Live]:
+def started(ranks: int, *flags: str, fresh: bool = False) -> Iterator[Live]:
     """`python -m hpcfed.main` on so many ranks, under mpirun for more than one; nothing of it is
-    left behind.
+    left behind. fresh: as in `mpirun`.
     """
-    command = [*launcher(), "-np", str(ranks), *MAIN] if ranks > 1 else MAIN
+    command = (sys.executable if fresh else forked.python(), *MAIN)
+    if ranks > 1:
+        command = (*launcher(), "-np", str(ranks), *command)
     with tempfile.TemporaryFile() as errors:
         job = subprocess.Popen(
             [*command, *flags],

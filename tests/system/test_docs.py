@@ -3,7 +3,6 @@ examples run.
 """
 
 import json
-import os
 import re
 import runpy
 import shlex
@@ -23,8 +22,8 @@ from hpcfed.main import main
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
 from hpcfed.tasks import METRICS
-from tests import limits
-from tests.mpirun import ROOT
+from tests import forked, limits
+from tests.mpirun import ROOT, environment
 from tests.system.test_readme import SMALL_MACHINE
 
 DOCS = ROOT / "docs"
@@ -64,9 +63,9 @@ def lines(page: Path, *languages: str) -> list[str]:
 def site(tmp_path_factory) -> Path:
     """The built pages."""
     folder = tmp_path_factory.mktemp("site")
-    env = {**os.environ, **SMALL_MACHINE, "PYTHONPATH": str(ROOT)}
+    env = environment(SMALL_MACHINE)
     build = [sys.executable, "-m", "zensical", "build", "--strict", "-f", folder / "zensical.toml"]
-    generate = [sys.executable, DOCS / "generate.py", folder]
+    generate = [forked.python(), DOCS / "generate.py", folder]  # as the runs that it starts
     check = [sys.executable, DOCS / "links.py", folder / "docs"]
     for command in (generate, build, check):
         done = subprocess.run(

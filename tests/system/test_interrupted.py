@@ -127,7 +127,7 @@ def test_a_storm_of_signals_ends_a_run_as_one_does_and_without_a_traceback(tmp_p
     Python ends.
     """
     storm = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
-    with started(1, *JOB, "--out", str(tmp_path / "run")) as job:
+    with started(1, *JOB, "--out", str(tmp_path / "run"), fresh=True) as job:
         job.until("round 2/")
         while job.job.poll() is None:
             for number in storm:

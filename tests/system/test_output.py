@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from hpcfed.engine.round_record import COLUMNS
 from hpcfed.storage import names, results
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record
+from tests import forked
 from tests.mpirun import mpirun
 from tests.system.several import LIMIT, SMALL, Outcome, together
 
@@ -185,7 +185,7 @@ def test_flags_override_the_environment_of_rank_0_which_overrides_the_file_on_al
         "rounds = 1\nseed = 1\nclients = 2\n[models]\nmix = ['mlp']\nd = 8\n"
         "[data]\ntrain_limit = 60\n"
     )
-    program = [sys.executable, "-m", "hpcfed.main", str(tmp_path / "job.toml"), "--seed", "3"]
+    program = [forked.python(), "-m", "hpcfed.main", str(tmp_path / "job.toml"), "--seed", "3"]
     lines = [
         "HPCFED_ROUNDS=2",
         "HPCFED_SEED=2",

@@ -15,6 +15,7 @@ import pytest
 from hpcfed import cli
 from hpcfed.storage import names
 from hpcfed.storage.record import load
+from tests import forked
 from tests.mpirun import environment, launcher
 from tests.system.live import Live
 from tests.system.several import SMALL
@@ -22,7 +23,9 @@ from tests.system.several import SMALL
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch) -> Path:
-    """Where a user stands, with hpcfed at hand for the runs that a sweep starts."""
+    """Where a user stands, with hpcfed at hand for the runs that a sweep starts: forks."""
+    launcher()  # beside this Python
+    monkeypatch.setattr(sys, "executable", forked.python())
     for name, value in environment({}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import limits
+from tests import forked, limits
+from tests.mpirun import environment
 from tests.pretended_gpu import pretended_gpu
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -33,9 +34,13 @@ FEW = replace(LOGISTIC, clients=2, n=25)
 
 def gpu(*flags: str) -> str:
     """What the benchmark prints."""
-    command = [sys.executable, str(FOLDER / "gpu.py"), *flags]
     return subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=limits.COMMAND
+        [forked.python(), str(FOLDER / "gpu.py"), *flags],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=limits.COMMAND,
+        env=environment({}),
     ).stdout
 
 
@@ -79,10 +84,11 @@ def test_clients_of_unequal_sizes_are_the_same_for_the_naive_loop():
 def step(name: str, *words: str) -> subprocess.CompletedProcess:
     """One of benchmarks/gpu, as its README starts it."""
     return subprocess.run(
-        [sys.executable, str(FOLDER / "gpu" / f"{name}.py"), *words],
+        [forked.python(), str(FOLDER / "gpu" / f"{name}.py"), *words],
         capture_output=True,
         text=True,
         timeout=limits.COMMAND,
+        env=environment({}),
     )
 
 

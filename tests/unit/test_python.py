@@ -27,6 +27,7 @@ from hpcfed.main import main
 from hpcfed.report import progress
 from hpcfed.results.export import export
 from hpcfed.storage import digest as digests
+from tests import forked
 from tests.mpirun import environment, launcher
 
 
@@ -337,6 +338,7 @@ def test_one_run_at_a_time_computes_in_a_process():
 
 
 def test_ctrl_c_stops_ranks_resume_continues_and_a_mistake_is_one_message(mpi, monkeypatch):
+    monkeypatch.setattr(sys, "executable", forked.python())
     job = TINY | {"algorithm": "local", "rounds": 3000}
     show, calls = progress.Rounds.show, []
 
