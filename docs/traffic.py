@@ -50,7 +50,12 @@ NEEDED = {
 }
 
 # what decides about the seconds of a trial and not about bytes
-SHORT = {"fedzkt": ("--algorithm.server_steps", "1", "--algorithm.distil_steps", "1")}
+SHORT = {
+    "fedzkt": (
+        *("--algorithm.server_steps", "1", "--algorithm.distil_steps", "1"),
+        *("--algorithm.server_batch", "2"),
+    )
+}
 
 
 class Cost(NamedTuple):

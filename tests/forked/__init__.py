@@ -68,11 +68,18 @@ def stop(server: subprocess.Popen[bytes]) -> None:
 def fork_of(pid: int) -> int:
     """The process for which this one stands; itself if it stands for none."""
     process = Path(f"/proc/{pid}")
-    if not python.cache_info().currsize:  # there are no forks
-        return pid
-    while python().encode() in (process / "cmdline").read_bytes():
+    while stands_for_a_fork(process):
         name = (process / "comm").read_text().strip()
         if name.startswith("fork "):
             return int(name.removeprefix("fork "))
         os.sched_yield()  # it has just asked for its fork
     return pid
+
+
+def stands_for_a_fork(process: Path) -> bool:
+    if not python.cache_info().currsize:  # there is no server
+        return False
+    match (process / "cmdline").read_bytes().split(b"\0"):
+        case [_, b"-IS", program, *_]:
+            return os.fsdecode(program).startswith(str(Path(python()).parent))
+    return False

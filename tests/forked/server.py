@@ -58,11 +58,13 @@ class Server:
             request = json.loads(lines.readline() or "{}")
         pid = os.fork() if request and can_fork(request) else None
         if pid == 0:
+            self.close()
+            client.close()
             become(request, streams)
             return request
         for stream in streams:
             os.close(stream)
-        with suppress(BrokenPipeError):
+        with suppress(ConnectionError):
             client.sendall(f"{pid or 0}\n".encode())
         if pid is None:
             client.close()
@@ -72,6 +74,15 @@ class Server:
             self.events.register(client, selectors.EVENT_READ, fork)
         return None
 
+    def close(self) -> None:
+        """Close in a fork what is the server's alone."""
+        for key in list(self.events.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            elif key.fd:
+                os.close(key.fd)
+        self.events.close()
+
     def report(self, fork: int, pid: int, client: socket.socket) -> None:
         """Tell a client the status with which its fork has ended."""
         _, status = os.waitpid(pid, 0)
@@ -79,7 +90,7 @@ class Server:
             with suppress(KeyError):  # a client that died before
                 self.events.unregister(source)
         os.close(fork)
-        with client, suppress(BrokenPipeError):
+        with client, suppress(ConnectionError):
             client.sendall(f"{status}\n".encode())
 
 
@@ -105,12 +116,12 @@ def places(env: dict[str, str]) -> list[str]:
 
 
 def become(request: dict[str, Any], streams: list[int]) -> None:
-    """Make this fork the process that was asked for, with nothing of the server's."""
+    """Make this fork the process that was asked for."""
     CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
     os.setsid()
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.close(stream)
     os.chdir(request["cwd"])
     usual = sys.path[1 + len(places(dict(os.environ))) :]
     sys.path[1:] = [*places(request["env"]), *usual]
@@ -146,6 +157,5 @@ def main(address: str) -> None:
     print("ready", flush=True)
     request = Server(address).serve()
     if request:
-        gc.unfreeze()
         gc.enable()
         run(request["argv"][1:])

@@ -13,7 +13,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
-from tests import limits
+from tests import forked, limits
 from tests.mpirun import ROOT, environment
 
 TEXT = (ROOT / "README.md").read_text()
@@ -52,9 +52,14 @@ def desk(tmp_path_factory) -> Path:
     return folder
 
 
-def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a line as a user would, with this Python's commands first on the path."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def shell(command: str, folder: Path, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a line as a user would, with this Python's commands first on the path: as forks
+    (`tests.forked`) or, if `fresh`, as they are installed.
+    """
+    places = [Path(sys.executable).parent, os.environ["PATH"]]
+    if not fresh:
+        places.insert(0, Path(forked.python()).parent)
+    path = os.pathsep.join(map(str, places))
     env = environment({**SMALL_MACHINE, "PATH": path})
     return subprocess.run(
         ["bash", "-c", command],
@@ -72,7 +77,7 @@ def test_every_command_of_the_readme_works(desk):
             make = shlex.split(command.partition(" && ")[0])
             done = subprocess.run([*make, "-n"], cwd=ROOT, capture_output=True, text=True)
         elif command == "hpcfed run":
-            done = shell(f"{FEW} HPCFED_ROUNDS=1 {command}", desk)
+            done = shell(f"{FEW} HPCFED_ROUNDS=1 {command}", desk, fresh=True)
         elif "hpcfed sweep" in command:
             done = shell(f"{FEW} {command} {SHORT}", desk)
         else:
