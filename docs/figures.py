@@ -49,6 +49,11 @@ QUESTIONS = (  # the question, the figures, of which runs; {name}: a link to a f
         "all seeds of all methods",
     ),
     (
+        "which methods are better over many data sets, and which cannot be told apart",
+        "{ranks}",
+        "the same, on at least two data sets",
+    ),
+    (
         "which method needs less traffic, or less time on the clients' own devices",
         "{bytes}, {time}",
         "the same",
@@ -112,6 +117,10 @@ QUESTIONS = (  # the question, the figures, of which runs; {name}: a link to a f
 READ = {  # how to read it, where the picture alone does not say
     "labels": "The area of a dot is the number of training examples; three sizes are explained "
     "above each panel.",
+    "ranks": "Methods are ranked on each data set by their mean over clients and seeds, 1 is the "
+    "best. Methods that a bar joins differ by less than Nemenyi's critical difference at 5 % "
+    "(Demšar, 2006). Data sets are those that have a panel of their own in `learning`; methods "
+    "that are not on all of them are left out.",
     "phases": "All panels have one scale. *Other* is what no phase counts.",
     "memory": "Left the highest peak of each rank; right the peak so far, a line for the rank with "
     "the highest and a band down to the one with the lowest.",

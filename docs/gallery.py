@@ -61,7 +61,8 @@ DRAWN = {
     "staleness": ["fedasync"],
     "topology": ["swift"],
 }
-ELSEWHERE = {"halved", "scaling"}  # of FedHeNN's longer runs; of runs on several numbers of ranks
+# of FedHeNN's longer runs; of several data sets; of runs on several numbers of ranks
+ELSEWHERE = {"halved", "ranks", "scaling"}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@
 valuable first, and writes the tables. Each run leaves one line in the file of its cell; stopped,
 the same command continues. `--plan` prints core-hours by cell and what fits into `--hours`;
 `--measure` measures the seconds that it rests on. `--tables` writes the tables alone.
+`--scale gpu` does all this for the study at the papers' size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 import studycost
 import studyplan
 import studytables
-from studyplan import HERE, KEPT, PLAN, Task, methods_of, read, ready, write_job
+from studyplan import HERE, PLAN, Task, methods_of, read, ready, results, write_job
 
 from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG
 from hpcfed.results import summary
@@ -50,7 +51,11 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    scale = argparse.ArgumentParser(add_help=False)
+    scale.add_argument("--scale", choices=["gpu"], help="another size than this study's")
+    if name := scale.parse_known_args()[0].scale:
+        studyplan.use_scale(name)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[scale])
     parser.add_argument("--hours", type=float, default=16.0, help="core-hours of this call")
     parser.add_argument("--cells", nargs="+", default=[*PLAN["cells"]], choices=PLAN["cells"])
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
@@ -90,7 +95,7 @@ def measure(cells: Sequence[str], names: Sequence[str]) -> None:
                 continue
             seconds = [rounds_seconds(cell, name, rounds) for rounds in studycost.ROUNDS]
             if None not in seconds:
-                measured[name] = done | {cell: seconds}
+                measured[name] = done | {cell: studycost.once_and_per_round(seconds)}
                 studycost.store(measured)
                 print(f"{cell} {name}: {seconds} s of CPU", flush=True)
 
@@ -98,7 +103,8 @@ def measure(cells: Sequence[str], names: Sequence[str]) -> None:
 def rounds_seconds(cell: str, name: str, rounds: int) -> float | None:
     """CPU seconds of a run of so many rounds, or None if it fails."""
     flags = next(iter(studyplan.tuning(cell, name)))
-    words = [*write_job(Task(cell, name, "trial", 0, flags), PLACE), "--rounds", str(rounds)]
+    words = write_job(Task(cell, name, "trial", 0, flags), PLACE)
+    words += ["--rounds", str(rounds), "--evaluate.every", str(studycost.ROUNDS[0])]
     forked.start(words, PLACE / "measured")
     status, seconds = forked.wait()[1:]
     if status != DONE:
@@ -133,8 +139,8 @@ def work(options: argparse.Namespace) -> None:
         task = running.pop(process)
         if row := finish(task, status, seconds):
             rows[task.key] = row
-            KEPT.mkdir(parents=True, exist_ok=True)
-            with (KEPT / f"{task.cell}.jsonl").open("a") as file:
+            results().mkdir(parents=True, exist_ok=True)
+            with (results() / f"{task.cell}.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
 
 

@@ -1,10 +1,10 @@
 """Core-hours of the study, from measured seconds.
 
-`study.py --measure` measures a run of 5 rounds and one of 10 of each method in one cell, and of
-local training in every cell; `seconds.json` has the CPU seconds. So what is paid once per run and
-what is paid per round are told apart. In a cell in which a method was not measured, its rounds take
-as many times those of local training as in the cell in which it was. Finished runs count in place
-of estimates.
+`study.py --measure` does a run of 2 rounds and one of 6 of each method in one cell, and of local
+training in every cell, both evaluated in every second round. The difference tells apart what a run
+costs once and per round; `seconds.json` has both in CPU seconds. In a cell in which a method was
+not measured, its rounds take as many times those of local training as in the cell in which it was.
+Finished runs count in place of estimates.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from studyplan import (
     tuning,
 )
 
-ROUNDS = (5, 10)  # of the runs that are measured; both end with an evaluation
+ROUNDS = (2, 6)  # of the runs that are measured; both end with an evaluation
 MEASURED = HERE / "seconds.json"
-Seconds = dict[str, dict[str, list[float]]]  # by method and cell, for ROUNDS
+Seconds = dict[str, dict[str, list[float]]]  # by method and cell: once, and per round
 
 
 def stored() -> Seconds:
@@ -42,23 +42,40 @@ def store(measured: Seconds) -> None:
     MEASURED.write_text(json.dumps(measured, indent=1) + "\n")
 
 
-def once_and_per_round(seconds: list[float]) -> tuple[float, float]:
-    """What a run costs once, and per round."""
+def once_and_per_round(seconds: list[float]) -> list[float]:
+    """What a run costs once, and per round, from the seconds of runs of ROUNDS."""
     per_round = max(0.0, seconds[1] - seconds[0]) / (ROUNDS[1] - ROUNDS[0])
-    return max(0.0, seconds[0] - ROUNDS[0] * per_round), per_round
+    return [round(max(0.0, seconds[0] - ROUNDS[0] * per_round), 2), round(per_round, 3)]
 
 
 def estimate(measured: Seconds, cell: str, name: str, rounds: int) -> float:
     """CPU seconds of a run of a method in a cell."""
+    if "examples_per_second" in PLAN:
+        return estimate_by_examples(measured, cell, name, rounds)
     if not measured.get(name) or not measured.get("local", {}).get(cell):
         sys.exit(f"no seconds of {name} or of local training in {cell}; --measure measures them")
     if cell in measured[name]:
-        once, per_round = once_and_per_round(measured[name][cell])
+        once, per_round = measured[name][cell]
         return once + rounds * per_round
-    other, seconds = next(iter(measured[name].items()))
-    once, per_round = once_and_per_round(seconds)
-    here, elsewhere = (once_and_per_round(measured["local"][one])[1] for one in (cell, other))
+    other, (once, per_round) = next(iter(measured[name].items()))
+    here, elsewhere = (measured["local"][one][1] for one in (cell, other))
     return once + rounds * per_round * here / elsewhere
+
+
+def estimate_by_examples(measured: Seconds, cell: str, name: str, rounds: int) -> float:
+    """Seconds of a run on another machine: a round takes as many times that of local training as
+    measured here, and local training as its examples say.
+    """
+    data, _, _, share = PLAN["cells"][cell]
+    flags = PLAN["data"][data].split()
+    value = dict(zip(flags[::2], flags[1::2], strict=True))
+    clients = int(value.get("--clients", BASE["clients"]))
+    examples = int(value.get("--data.train_limit", 0))
+    examples = examples or clients * int(value["--data.client_limit"])
+    other, (_, per_round) = next(iter(measured[name].items()))
+    times = per_round / measured["local"][other][1]
+    trained = examples * (1 - BASE["evaluate"]["validation"]) * share
+    return rounds * times * trained / PLAN["examples_per_second"]
 
 
 def hours(rows: dict[str, Any], cell: str, more: bool) -> float:
@@ -98,7 +115,8 @@ def expected(rows: dict[str, Any], cell: str, more: bool) -> Iterator[Task]:
 def estimate_task(measured: Seconds, task: Task) -> float:
     """CPU seconds of a run without rows of its kind."""
     flags = task.flags.split()
-    rounds = int(flags[flags.index("--rounds") + 1]) if "--rounds" in flags else BASE["rounds"]
+    numbers = [flags[i + 1] for i, flag in enumerate(flags) if flag == "--rounds"]
+    rounds = int(numbers[-1]) if numbers else BASE["rounds"]
     if task.kind != "matched":
         return estimate(measured, task.cell, task.method, rounds)
     job = json.loads(matched_fields(task.flags))

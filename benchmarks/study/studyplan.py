@@ -28,11 +28,25 @@ from hpcfed.report.differences import Paired  # noqa: E402
 
 JOB = HERE / "base.toml"
 BASE = tomllib.loads(JOB.read_text())
-KEPT = RESULTS / "study"
 PLAN = tomllib.loads((HERE / "study.toml").read_text())
 DIFFERENT = ("any models", "a common head")  # what methods for different models accept
 OF_TUNING = ("--local.lr", "--local.momentum", "--models.mix", "--local.optimiser")
 ALONE = ("local", "central")  # methods without a matched baseline
+
+
+def use_scale(name: str) -> None:
+    """Lay the plan of another scale, NAME.toml, over that of study.toml.
+
+    Its cells are in the place of the others; of other tables, entries of the same name are.
+    """
+    over = tomllib.loads((HERE / f"{name}.toml").read_text())
+    for key, value in over.items():
+        PLAN[key] = PLAN[key] | value if isinstance(value, dict) and key != "cells" else value
+
+
+def results() -> Path:
+    """The folder of the rows and tables."""
+    return RESULTS / PLAN["results"]
 
 
 class Task(NamedTuple):
@@ -108,6 +122,7 @@ def common_flags(cell: str, name: str) -> str:
         *(["--participation", str(share)] if share < 1 else []),
         *(PLAN["needs"][need] for need in ALGORITHMS[name].load()().needs),
         *untuned,
+        PLAN["everywhere"],
     ]
     return " ".join(" ".join(parts).split())
 
@@ -233,7 +248,7 @@ def read(cells: list[str]) -> dict[str, Any]:
     """All rows of these cells, by the key of their run."""
     rows = {}
     for cell in cells:
-        path = KEPT / f"{cell}.jsonl"
+        path = results() / f"{cell}.jsonl"
         for line in path.read_text().splitlines() if path.exists() else ():
             row = json.loads(line)
             rows[row["key"]] = row

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from studyplan import KEPT, PLAN, chosen, difference, final, methods_of
+from studyplan import PLAN, chosen, difference, final, methods_of, results
 
 from hpcfed.report.differences import Paired, holm
+from hpcfed.report.figures import plotting
+from hpcfed.report.figures.ranks import LEAST, draw
+from hpcfed.report.ranks import rank
 
 HEADS = (
     "method",
@@ -32,8 +34,6 @@ HEADS = (
     "epochs",
     "CPU seconds",
 )
-SIZE, POINTS = (7.0, 3.2), 8  # inches of a picture, points of its letters
-
 
 Runs = dict[int, dict[str, Any]]  # rows of a method in a cell, by seed
 
@@ -48,10 +48,11 @@ def write(rows: Mapping[str, Any]) -> None:
             means[cell] = {name: accuracy(by_seed) for name, by_seed in runs.items()}
     if not parts:
         return
-    KEPT.mkdir(parents=True, exist_ok=True)
+    folder = results()
+    folder.mkdir(parents=True, exist_ok=True)
     head = ["# Results of the study", "", "Accuracy of clients' own models, mean over clients.", ""]
-    (KEPT / "table.md").write_text("\n".join([*head, *parts]))
-    draw_critical_difference(means, KEPT / "ranks.png")
+    (folder / "table.md").write_text("\n".join([*head, *parts]))
+    draw_ranks(means, folder / "ranks.png")
 
 
 def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str, Runs]]:
@@ -126,52 +127,16 @@ def better_and_worse(one: Paired | None) -> str:
     return f"{(one.clients > 0).mean():.0%} / {(one.clients < 0).mean():.0%}" if one else ""
 
 
-def ranks(means: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, float], int]:
-    """Mean ranks of the methods that all these cells have, 1 is best; and the number of cells."""
-    from scipy.stats import rankdata
-
-    common = sorted(set.intersection(*(set(one) for one in means.values())))
-    each = [rankdata([-one[name] for name in common]) for one in means.values()]
-    return dict(zip(common, np.mean(each, 0).tolist(), strict=True)), len(each)
-
-
-def critical_difference(methods: int, cells: int) -> float:
-    """Nemenyi's: the difference of mean ranks that is significant at 5 % (Demšar, 2006)."""
-    from scipy.stats import studentized_range
-
-    q = float(studentized_range.ppf(0.95, methods, np.inf)) / 2**0.5
-    return q * (methods * (methods + 1) / (6 * cells)) ** 0.5
-
-
-def draw_critical_difference(means: Mapping[str, Mapping[str, float]], path: Path) -> None:
+def draw_ranks(means: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Draw mean ranks over the cells, one panel for clients with different models and one without.
 
-    A panel needs two cells and three methods that all of its cells have. The bar is the critical
-    difference: methods that are nearer cannot be told apart.
+    A panel needs two cells and three methods that all of its cells have.
     """
-    groups: dict[str, dict[str, Mapping[str, float]]] = {}
-    for cell, by_method in means.items():
+    panels: dict[str, list[Mapping[str, float]]] = {}
+    for by_method in means.values():
         kind = "one architecture" if "fedavg" in by_method else "different models"
-        groups.setdefault(kind, {})[cell] = by_method
-    panels = {
-        kind: ranks(cells)
-        for kind, cells in groups.items()
-        if len(cells) > 1 and len(set.intersection(*map(set, cells.values()))) > 2
-    }
-    if not panels:
-        return
-    figure = Figure(figsize=(SIZE[0], SIZE[1] * len(panels)), layout="constrained")
-    axes_list = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for axes, (kind, (by_method, cells)) in zip(axes_list, panels.items(), strict=True):
-        order = sorted(by_method, key=by_method.__getitem__)
-        reach = critical_difference(len(order), cells)
-        axes.plot([by_method[name] for name in order], range(len(order)), "o", markersize=4)
-        axes.plot([1, 1 + reach], [-1, -1], "k", linewidth=2)
-        axes.text(1 + reach, -1, f" critical difference {reach:.2f}", va="center", fontsize=POINTS)
-        if "local" in by_method:
-            axes.axvline(by_method["local"], color="grey", linestyle=":", linewidth=1)
-        axes.set_yticks(range(len(order)), order, fontsize=POINTS)
-        axes.invert_yaxis()
-        axes.set_xlabel(f"mean rank over {cells} cells, {kind}", fontsize=POINTS)
-        axes.tick_params(labelsize=POINTS)
-    figure.savefig(path, dpi=200)
+        panels.setdefault(kind, []).append(by_method)
+    drawn = {kind: rank(cells) for kind, cells in panels.items() if len(cells) > 1}
+    drawn = {kind: one for kind, one in drawn.items() if len(one.mean) >= LEAST}
+    if drawn:
+        plotting.save(draw(drawn), path)

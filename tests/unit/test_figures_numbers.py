@@ -13,12 +13,14 @@ from hpcfed.report.figures import (
     learning,
     memory,
     phases,
+    ranks,
     topology,
     virtual,
 )
 from hpcfed.report.figures.groups import groups
 from hpcfed.report.figures.registry import FIGURES
 from hpcfed.report.figures.runs import load_runs, setting
+from hpcfed.report.ranks import Ranks, critical_difference, rank
 from hpcfed.results.run import Run
 from hpcfed.storage.record import Record
 from tests.unit.test_report import HEAD, NAN, header, row, run_of
@@ -227,6 +229,43 @@ def test_a_graph_has_its_links_places_and_distances(tmp_path):
     assert np.allclose(numbers.at, [[0, 1], [1, 0], [0, -1], [-1, 0]])
     assert (numbers.rounds.tolist(), numbers.distance.tolist()) == ([2], [2.0])
     assert np.allclose(topology.circular_layout("star", 3), [[0, 0], [0, 1], [0, -1]])
+
+
+def test_methods_are_ranked_over_data_sets_by_their_means(tmp_path):
+    accuracies = {"digits": (0.5, 0.7, 0.6), "cifar10": (0.2, 0.4, 0.4), "mnist": (0.8, 0.9, 0.7)}
+    runs = [
+        one(
+            tmp_path / f"{data}{i}{seed}",
+            [row([value + 0.1 * seed] * 4, FOUR)],
+            algorithm_name=name,
+            data_name=data,
+            seed=seed,
+        )
+        for data, values in accuracies.items()
+        for i, (name, value) in enumerate(zip(("local", "fedavg", "moon"), values, strict=True))
+        for seed in (0, 1)
+    ]
+    result = ranks.numbers(runs)
+    assert result.sets == 3 and result.absent == ()
+    expected = {"FedAvg": 3.5 / 3, "MOON": 6.5 / 3, "Local": 8 / 3}  # the second has a tie: 1.5
+    assert result.mean == pytest.approx(expected)
+    assert list(result.mean) == list(expected)
+    assert FIGURES["ranks"].load()(runs).axes[0].get_xlabel() == "mean rank on 3 data sets"
+    with pytest.raises(ConfigError, match="on all data sets: 3, data sets: 1; give runs of 3"):
+        ranks.numbers(runs[:6])
+    with pytest.raises(ConfigError, match="on all data sets: 2, data sets: 3"):
+        ranks.numbers(runs[:-1][:-1])
+
+
+def test_the_critical_difference_is_that_of_demsar_s_example():
+    assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
+
+
+def test_methods_nearer_than_the_critical_difference_form_cliques():
+    result = Ranks({"a": 1.0, "b": 1.6, "c": 2.4, "d": 4.9}, sets=14, absent=())
+    assert result.cliques == [("a", "b"), ("b", "c")]  # 1.25 apart at least, to be told apart
+    low = rank([{"a": 1.0, "b": 2.0}, {"b": 3.0, "c": 0.0, "a": 2.5}], high=False)
+    assert (low.mean, low.absent) == ({"a": 1.0, "b": 2.0}, ("c",))
 
 
 def apart(labels: list) -> bool:

@@ -114,8 +114,7 @@ def worker(tmp_path, monkeypatch):
 
     leaves: whether a run leaves a row.
     """
-    monkeypatch.setattr(study, "KEPT", tmp_path)
-    monkeypatch.setattr(studyplan, "KEPT", tmp_path)
+    monkeypatch.setitem(PLAN, "results", tmp_path)
     monkeypatch.setattr(study, "PLACE", tmp_path / "runs")
     monkeypatch.setattr(study, "stop_on_signals", lambda running: None)
 
@@ -187,13 +186,16 @@ def test_hours_are_those_of_the_missing_runs(monkeypatch):
 
 
 def test_seconds_are_split_into_what_is_paid_once_and_per_round():
+    assert studycost.once_and_per_round([3.0, 5.0]) == [2.0, 0.5]  # of 2 rounds and of 6
     measured = {
-        "local": {"dirichlet-five": [3.0, 5.0], "heart": [1.0, 1.2]},
-        "fedmd": {"dirichlet-five": [7.0, 11.0]},
+        "local": {"dirichlet-five": [2.0, 0.5], "heart": [1.0, 0.1]},
+        "fedmd": {"dirichlet-five": [3.0, 1.0]},
     }
-    assert studycost.estimate(measured, "dirichlet-five", "local", 30) == pytest.approx(13.0)
+    assert studycost.estimate(measured, "dirichlet-five", "local", 30) == 17.0
     # once 3 s; rounds twice those of local training
-    assert studycost.estimate(measured, "heart", "fedmd", 30) == pytest.approx(3 + 30 * 0.08)
+    assert studycost.estimate(measured, "heart", "fedmd", 30) == pytest.approx(3 + 30 * 0.2)
+    with pytest.raises(SystemExit, match="no seconds of fd or of local training in heart"):
+        studycost.estimate(measured, "heart", "fd", 30)
 
 
 def test_differences_are_paired_by_client_and_clustered_by_seed():
@@ -212,12 +214,8 @@ def test_differences_are_paired_by_client_and_clustered_by_seed():
     assert studyplan.difference(ours, {7: {"accuracy": [0.1]}}) is None
 
 
-def test_the_critical_difference_is_that_of_demsar_s_example():
-    assert studytables.critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
-
-
 def test_tables_and_ranks_are_made_of_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(studytables, "KEPT", tmp_path)
+    monkeypatch.setitem(PLAN, "results", tmp_path)
     rows = {}
     for cell in ("heart", "heart-different"):
         for i, name in enumerate(studyplan.methods_of(cell)[:4]):
@@ -227,6 +225,31 @@ def test_tables_and_ranks_are_made_of_rows(tmp_path, monkeypatch):
     text = (tmp_path / "table.md").read_text()
     assert text.count("| local (5) | 0.500 |") == 2
     assert "| fedavg (5) | 0.510 |" in text
+    assert not (tmp_path / "ranks.png").exists()  # one cell of each group
+
+
+def test_the_plan_of_a_gpu_is_of_jobs_that_hpcfed_takes(monkeypatch):
+    monkeypatch.setattr(studyplan, "PLAN", before := json.loads(json.dumps(PLAN)))
+    monkeypatch.setattr(studycost, "PLAN", before)
+    studyplan.use_scale("gpu")
+    seconds = {name: {"dirichlet-five": [3.0, 0.5]} for name in studyplan.methods_of("few-five")}
+    seconds["fedproto"] = {"dirichlet-five": [3.0, 1.0]}
+    for cell in before["cells"]:
+        for name in ("local", "fedproto" if studyplan.several(cell) else "fedavg"):
+            [*_, (flags, trial)] = studyplan.tuning(cell, name).items()
+            job = load([str(studyplan.JOB), *flags.split()], environ={})
+            assert (job.algorithm.name, job.rounds, job.models.d) == (name, 300, 512)
+            assert load([str(studyplan.JOB), *trial.flags.split()], environ={}).rounds == 60
+    run = Task("few-five", "fedproto", "seed", 0, "--rounds 300 --rounds 60")
+    # 2,000 examples in 60 rounds, at twice the time of local training
+    expected = 60 * 2 * 2000 / before["examples_per_second"]
+    assert studycost.estimate_task(seconds, run) == pytest.approx(expected)
+
+
+def test_ranks_are_drawn_of_cells_with_methods_in_common(tmp_path):
+    cells = {name: {"local": 0.5, "fedproto": 0.6, "fd": 0.4} for name in ("one", "other")}
+    studytables.draw_ranks(cells, tmp_path / "ranks.png")
+    assert (tmp_path / "ranks.png").stat().st_size > 1000
 
 
 def test_the_key_of_a_run_is_its_job_and_seed():

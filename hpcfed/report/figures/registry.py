@@ -31,6 +31,12 @@ FIGURES = {
     "accuracies": _figure(
         "clients:figure", "each client's accuracy by architecture, and the means"
     ),
+    "ranks": _figure(
+        "ranks:figure",
+        "mean ranks of methods over data sets, and which of them cannot be told apart (critical "
+        "difference)",
+        "demsar2006",
+    ),
     "halved": _figure(
         "halved:figure",
         "accuracy over the share of clients with half of their data: FedHeNN, figure 3",
