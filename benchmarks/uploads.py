@@ -12,17 +12,15 @@ command continues with the lines that are missing.
 from __future__ import annotations
 
 import argparse
-import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
+import grid
 import numpy as np
 from matplotlib.figure import Figure
-from runs import FOLDER, RESULTS, Processes, Run, run, short_commit, slug
+from runs import RESULTS, short_commit
 
 from hpcfed.report.fairness import worst_tenth
 from hpcfed.results import privacy, summary
@@ -31,12 +29,12 @@ from hpcfed.storage.results import load
 HERE = Path(__file__).parent
 PLAN = tomllib.loads((HERE / "uploads.toml").read_text())
 KEPT = RESULTS / "uploads"
+ROWS = KEPT / "rows.json"
 STUDIES = ("privacy", "compression")
 DATA = ("fashion-mnist", "cifar10")
 SEEDS = (0, 1, 2)
 COLUMNS = {"own": "clients/accuracy", "received": "clients/accuracy_received"}
 PLAIN = "as they are"
-DIVERGED = "the loss is nan"  # in the message of a run that ends by it
 SIZE, POINTS = (7.0, 3.0), 8  # inches of a picture, and of its letters
 
 
@@ -61,16 +59,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     options = parser.parse_args()
-    rows = read()
     wanted = [
-        cell
+        grid.Cell(cell.key, HERE / PLAN[cell.study]["job"], flags(cell))
         for cell in cells()
         if cell.study in options.studies
         and cell.data in options.data
         and (not options.only or cell.method in options.only)
-        and rows.get(cell.key, {}).get("flags") != flags(cell)
     ]
-    failed = measure(wanted, rows, options.side_by_side)
+    failed = grid.fill(ROWS, wanted, figures, options.side_by_side)
+    rows = grid.read(ROWS)
     for study in STUDIES:
         if names := data_with_runs(study, rows):
             write_table(study, names, rows)
@@ -98,42 +95,11 @@ def flags(cell: Cell) -> str:
     return " ".join(f"{start} {method} {in_study} {variant}".split())
 
 
-def measure(wanted: list[Cell], rows: dict[str, Any], side_by_side: int) -> list[str]:
-    """Run the cells, add their lines to `rows` and to the file, and return what failed."""
-    processes, lock = Processes(), Lock()
-
-    def do(cell: Cell) -> str | None:
-        path = FOLDER / "uploads" / f"{slug(cell.key)}.h5"
-        words = tuple(flags(cell).split())
-        error = run(Run(HERE / PLAN[cell.study]["job"], words, path), FOLDER, processes)
-        if error and DIVERGED in error:
-            line = {"flags": flags(cell), "diverged": True}
-        elif error or not path.exists():
-            return error
-        else:
-            line = {"flags": flags(cell), **figures(path, cell.method)}
-            path.unlink()
-        with lock:
-            rows[cell.key] = line
-            KEPT.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(rows, indent=0, sort_keys=True)
-            (KEPT / "rows.json").write_text(text + "\n")
-        return None
-
-    with processes.handle_signals(), ThreadPoolExecutor(side_by_side) as pool:
-        return [error for error in pool.map(do, wanted) if error]
-
-
-def read() -> dict[str, Any]:
-    file = KEPT / "rows.json"
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
-def figures(path: Path, method: str) -> dict[str, float | str | None]:
+def figures(key: str, path: Path) -> dict[str, float | str | None]:
     """Accuracy of the last round (mean over clients, and of the worst tenth), bytes that a client
     sends in a round, epsilon, seconds, and the commit of hpcfed; it ends in "+" if files differ.
     """
-    record = load(path)
+    record, method = load(path), key.split("/")[2]
     scores = record.column(COLUMNS[PLAN["methods"][method]["measure"]])[-1]
     scores = scores[np.isfinite(scores)]
     traffic = summary.traffic(record)

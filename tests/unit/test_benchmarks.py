@@ -290,8 +290,8 @@ def test_a_study_of_uploads_without_runs_writes_neither_table_nor_picture(tmp_pa
     cell = uploads.Cell("compression", "cifar10", "fedavg", "int8", 0)
     line = {"accuracy": 0.5, "up": 2e3, "commit": "0123abcd", "flags": uploads.flags(cell)}
     monkeypatch.setattr(uploads, "KEPT", tmp_path)
-    monkeypatch.setattr(uploads, "read", lambda: {cell.key: line})
-    monkeypatch.setattr(uploads, "measure", lambda *_: [])
+    monkeypatch.setattr(uploads.grid, "read", lambda file: {cell.key: line})
+    monkeypatch.setattr(uploads.grid, "fill", lambda *_: [])
     monkeypatch.setattr(sys, "argv", ["uploads.py"])
     uploads.main()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["compression.md", "compression.png"]

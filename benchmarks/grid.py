@@ -1,0 +1,99 @@
+"""Tables whose cells are runs: each finished run leaves one line in a file of rows, and no other.
+
+The same call continues with the lines that are missing, or that other flags have made. Runs are
+forks of this process (`study/forked.py`), so that imports and data are paid once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from study import forked
+
+from hpcfed.core.exit_status import DONE, RESUME_ME
+
+FOLDER = Path("build/benchmarks")  # of runs that are not done
+DIVERGED = "the loss is nan"  # in the message of a run that ends by it
+
+
+class Cell(NamedTuple):
+    """One run: its key in the rows, its job file, and flags over it."""
+
+    key: str
+    job: Path
+    flags: str
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return the rows by key."""
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def missing(cells: Iterable[Cell], rows: Mapping[str, Any]) -> list[Cell]:
+    """Return the cells without a row of their flags."""
+    return [cell for cell in cells if rows.get(cell.key, {}).get("flags") != cell.flags]
+
+
+def fill(
+    file: Path,
+    cells: Iterable[Cell],
+    figures: Callable[[str, Path], dict[str, Any]],
+    side_by_side: int,
+) -> list[str]:
+    """Do the runs whose rows are missing, this number at a time, and return what failed.
+
+    figures: (key, result file) -> what the row says of the run.
+    """
+    rows = read(file)
+    wanted = iter(missing(cells, rows))
+    running: dict[int, Cell] = {}  # by process
+    failed = []
+    stop_on_signals(running)
+    while True:
+        while len(running) < side_by_side and (cell := next(wanted, None)):
+            words = [str(cell.job), *cell.flags.split()]
+            running[forked.start(words, place(cell))] = cell
+        if not running:
+            return failed
+        process, status, seconds = forked.wait()
+        cell = running.pop(process)
+        message = "" if status == DONE else forked.message(place(cell))
+        if status == DONE:
+            row = figures(cell.key, place(cell) / "results.h5")
+        elif DIVERGED in message:
+            row = {"diverged": True}
+        else:
+            failed.append(f"{cell.key}, status {status}: {message}")
+            forked.remove(place(cell))
+            continue
+        forked.remove(place(cell))
+        rows = read(file) | {cell.key: {"flags": cell.flags, "cpu": round(seconds, 1), **row}}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n")
+        print(f"{cell.key}: {seconds:.1f} s of CPU", flush=True)
+
+
+def place(cell: Cell) -> Path:
+    """Return the folder of a run that is not done."""
+    kept = "".join(c if c.isalnum() else "-" for c in cell.key)
+    return FOLDER / "grid" / kept
+
+
+def stop_on_signals(running: dict[int, Cell]) -> None:
+    """Let SIGTERM and SIGINT end this process and its runs, which another call does again."""
+
+    def stop(*_: object) -> None:
+        for process, cell in running.items():
+            os.kill(process, signal.SIGKILL)
+            forked.remove(place(cell))
+        print("stopped by a signal; the same command continues", file=sys.stderr)
+        os._exit(RESUME_ME)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
