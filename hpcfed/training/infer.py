@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,10 +29,18 @@ def outputs(fed: Federation, of: Callable[[Tensor], Tensor], data: Shard) -> Ten
     eval or train mode. A model that draws does so from a stream of the round.
     """
     with rng.scoped(fed.seed, "outputs", fed.t, device=fed.device):
-        if fed.trial and len(data) > FEW:
-            output = of(fed.prepare(data.batch(np.arange(FEW))[0]))[:1]
-            return output.repeat(len(data), *[1] * (output.dim() - 1))
-        return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in chunks(fed, len(data))])
+        return in_chunks(fed, len(data), lambda rows: of(fed.prepare(data.batch(rows)[0])))
+
+
+def in_chunks(fed: Federation, n: int, of: Callable[[Any], Tensor]) -> Tensor:
+    """Return of(rows) for positions 0..n-1, [n, ...], in chunks of evaluate.batch.
+
+    A trial has all public examples, because bytes follow from their number, but computes a few.
+    """
+    if fed.trial and n > FEW:
+        output = of(np.arange(FEW))[:1]
+        return output.repeat(n, *[1] * (output.dim() - 1))
+    return torch.cat([of(rows) for rows in chunks(fed, n)])
 
 
 def represent(fed: Federation, client: Client, data: Shard) -> Tensor:

@@ -61,6 +61,20 @@ def test_none_sees_a_rank_a_device_or_a_file():
     assert wrong == {}
 
 
+def test_no_method_and_no_transform_works_in_another_way_in_a_trial():
+    """A trial makes clients, loops and the transforms small instead (`Transform.of_trial`)."""
+    folders = ("algorithms", "federation/transforms")
+    files = [path for f in folders for path in (source.ROOT / "hpcfed" / f).rglob("*.py")]
+    asking = {
+        path.stem
+        for path in files
+        for node in ast.walk(source.tree(path))
+        if isinstance(node, ast.Attribute) and node.attr == "trial"
+    }
+    # the trial itself; principal components of all public images, which take seconds
+    assert asking == {"trial", "fedktl"}
+
+
 def hooks(*classes: type) -> set[str]:
     """What a method may replace; `weight` and `train` are there to be called."""
     called = {"weight", "train"}

@@ -52,7 +52,6 @@ from hpcfed.algorithms.base import warn_of_short_run
 from hpcfed.config.conditions import Unused, above, field, unless
 from hpcfed.core.payload import map_tensors
 from hpcfed.training import examples
-from hpcfed.training.infer import FEW
 from hpcfed.training.local import count_work
 from hpcfed.training.optimisers import learning_rate
 
@@ -133,8 +132,7 @@ class FedL2G(RoundBased):
         if t >= self.warmup:
             self.train(fed, client, download, t, data=study)
         rows = rng.stream(fed.seed, "study", t, client.id).permutation(len(study))
-        size = FEW if fed.trial else fed.job.local.batch
-        study_batch = prepare(fed, study, np.sort(rows[:size]))
+        study_batch = prepare(fed, study, np.sort(rows[: fed.job.local.batch]))
         quiz_batch = prepare(fed, quiz, np.arange(len(quiz)))
         in_batch = F.one_hot(study_batch[1], fed.classes).any(0).float()
         slopes = torch.zeros_like(download["v"])

@@ -376,6 +376,7 @@ def principal_components(fed: Federation, latent: int) -> Params:
 
     basis: [D, values of an image], each component times the standard deviation along it.
     """
+    # of all images they take seconds, and a trial needs shapes alone
     n = min(len(fed.public), FEW) if fed.trial else len(fed.public)
     x = fed.prepare(fed.public.batch(np.arange(n))[0]).flatten(1).double()
     most = min(n - 1, x.shape[1])

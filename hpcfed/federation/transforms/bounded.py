@@ -35,7 +35,59 @@ Name = tuple[str, str]  # of a part of an upload, and of a tensor in it
 ROUNDED = 2.0**-22  # relatively, more than what rounding to float32 adds to a length
 
 
-class Bound(Transform):
+class Completing(Transform):
+    """A transform that sends complete tensors in the place of their rows.
+
+    learning: whether it does not know yet how large tensors are, as in a trial, from which it
+    learns that (`Federation.shapes_of_means`); pieces of unknown tensors then stay what they are.
+    """
+
+    learning = False
+
+    def of_trial(self) -> Completing:
+        transform = copy(self)
+        transform.learning = True
+        return transform
+
+    def complete(self, fed: Federation, upload: Upload) -> Upload:
+        """Return the upload with complete tensors in the place of rows, and their weights by row.
+
+        Which rows a client has (prototypes of its classes, say) is not sent then: others are zero,
+        with weight 0.
+        Raises ConfigError for pieces other than rows, such as those of sub-models.
+        """
+        parts = {}
+        for name, mean in means_of(upload).items():
+            pieces = {
+                tensor for term in mean.terms for tensor, axes in term.at.items() if len(axes)
+            }
+            if pieces & set(upload.relative_to.get(name) or ()):  # of a model that it received
+                raise sends_pieces(fed)
+            if pieces:
+                parts[name] = Mean(tuple(self._fill(fed, term) for term in mean.terms))
+        return upload.changed(parts) if parts else upload
+
+    def _fill(self, fed: Federation, term: Term) -> Term:
+        """Return a term of complete tensors."""
+        values, weights, at = {}, {}, {}
+        for name, value in term.value.items():
+            weight = term.weight[name] if isinstance(term.weight, Params) else term.weight
+            rows = weight_shape(tuple(value.shape), "row")
+            weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
+            values[name], weights[name] = value, weight.expand(rows).clone()
+            axes, shape = term.at.get(name, ()), fed.shapes_of_means.get(name)
+            if len(axes) > 1 or (shape is None and not self.learning):
+                raise sends_pieces(fed)
+            if len(axes):
+                at[name] = axes
+            if shape is not None and len(axes):
+                values[name] = zero_pad_tensor(value, shape, axes)
+                weights[name] = zero_pad_tensor(weights[name], weight_shape(shape, "row"), axes)
+                at[name] = (torch.arange(shape[0]),)  # for methods that read it
+        return Term(Params(values), Params(weights), at)
+
+
+class Bound(Completing):
     """Shortens the update of each upload to a length, and bounds its weight.
 
     The length is the L2 norm of what the client adds to the sums: of its values, or for values with
@@ -133,49 +185,12 @@ def check_single(fed: Federation, mean: Mean) -> None:
         )
 
 
-def complete(fed: Federation, upload: Upload) -> Upload:
-    """Return the upload with complete tensors in the place of rows, and their weights by row.
-
-    Which rows a client has (prototypes of its classes, say) is not sent then: others are zero, with
-    weight 0. A trial learns how large the tensors are (`Federation.shapes_of_means`).
-    Raises ConfigError for pieces other than rows, such as those of sub-models.
-    """
-    parts = {}
-    for name, mean in means_of(upload).items():
-        pieces = {tensor for term in mean.terms for tensor, axes in term.at.items() if len(axes)}
-        if pieces & set(upload.relative_to.get(name) or ()):  # of a model that the client received
-            raise sends_pieces(fed)
-        if pieces:
-            parts[name] = Mean(tuple(fill(fed, term) for term in mean.terms))
-    return upload.changed(parts) if parts else upload
-
-
 def sends_pieces(fed: Federation) -> ConfigError:
     """Return the error for a method whose clients have sub-models."""
     return ConfigError(
         f"{fed.job.algorithm.name}: its clients send pieces of larger tensors, and which they are "
         f"tells about the client; take a method whose clients send complete tensors, such as fedavg"
     )
-
-
-def fill(fed: Federation, term: Term) -> Term:
-    """Return a term of complete tensors; see `complete`."""
-    values, weights, at = {}, {}, {}
-    for name, value in term.value.items():
-        weight = term.weight[name] if isinstance(term.weight, Params) else term.weight
-        rows = weight_shape(tuple(value.shape), "row")
-        weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
-        values[name], weights[name] = value, weight.expand(rows).clone()
-        axes, shape = term.at.get(name, ()), fed.shapes_of_means.get(name)
-        if len(axes) > 1 or (shape is None and not fed.trial):
-            raise sends_pieces(fed)
-        if len(axes):
-            at[name] = axes
-        if shape is not None and len(axes):
-            values[name] = zero_pad_tensor(value, shape, axes)
-            weights[name] = zero_pad_tensor(weights[name], weight_shape(shape, "row"), axes)
-            at[name] = (torch.arange(shape[0]),)  # for methods that read it
-    return Term(Params(values), Params(weights), at)
 
 
 def valid(name: str, value: Tensor, old: Tensor) -> Tensor:

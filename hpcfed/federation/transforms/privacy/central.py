@@ -32,7 +32,6 @@ from hpcfed.federation.transforms.bounded import (
     Bound,
     BoundedMean,
     Form,
-    complete,
     default_scale,
     difference,
     is_weight,
@@ -75,7 +74,7 @@ class CentralBound(Bound):
         assert isinstance(rule, CentralMean)
         for mean in means_of(upload).values():
             check_weight(fed, client, mean.terms[0].weight)
-        upload = complete(fed, difference(upload))
+        upload = self.complete(fed, difference(upload))
         squares = self.squares(fed, upload, rule.clip)
         clipped = self.shortened(fed, upload, squares, rule.clip)
         if not self.adaptive:
@@ -106,7 +105,7 @@ class CentralMean(BoundedMean):
     """The mean with noise. Its state is the bound C of this round, which adaptive clipping changes.
 
     call: number of the next mean of this round.  uploads: of this rank's clients so far.
-    bits: the sum of theirs.
+    senders: these clients.  bits: the sum of theirs.
     forms: of the means of a round, as the trial had them: for rounds in which nobody sends.
     """
 
@@ -128,6 +127,7 @@ class CentralMean(BoundedMean):
 
     def begin(self) -> None:
         self.call, self.uploads, self.bits = 0, 0, 0.0
+        self.senders: set[int] = set()
 
     def received(self, fed: Federation, k: int, upload: Upload) -> Upload:
         cohort = fed.participants.cohort
@@ -138,6 +138,7 @@ class CentralMean(BoundedMean):
                 f"take another method, such as fedavg"
             )
         self.uploads += 1
+        self.senders.add(k)
         if BIT in upload.parts:
             self.bits += float(upload.parts[BIT])
             return upload.without(BIT)
@@ -155,7 +156,7 @@ class CentralMean(BoundedMean):
     def mean(
         self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
     ) -> Params:
-        if fed.trial and self.uploads and len(parts) < fed.K:
+        if {k for k, _ in parts} != self.senders:
             raise ConfigError(
                 f"{self.hidden_by}: {fed.job.algorithm.name} averages over some of the clients of "
                 f"a cohort only, which the account of privacy does not know; take a method whose "

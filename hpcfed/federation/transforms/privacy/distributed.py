@@ -70,7 +70,7 @@ class Shares(CentralBound):
         clipped, rule = super().upload(fed, client, upload), fed.rule
         assert isinstance(rule, DistributedMean)
         terms = {name: mean.terms[0] for name, mean in means_of(clipped).items()}
-        if fed.trial and any(are_pieces(fed, term) for term in terms.values()):
+        if any(are_pieces(fed, term) for term in terms.values()):  # of a trial (`learning`)
             return clipped  # how large complete ones are, the mean of these shows
         scales = {
             name: scale_of_counts(self.count_scale, rule.clip, term) for name, term in terms.items()
@@ -84,7 +84,7 @@ class Shares(CentralBound):
             for name, term in terms.items()
         }
         lengths = {name: padded(len(values)) for name, values in vectors.items()}
-        if fed.trial:
+        if self.learning:
             rule.lengths |= lengths
             rule.evenly |= {name for name, form in forms.items() if Form.ONES in form}
         grid = rule.grid(fed)

@@ -23,7 +23,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params, Term
 from hpcfed.core.payload import LEAVES, map_tensors, tensors
 from hpcfed.federation.transforms.bounded import (
-    complete,
+    Completing,
     difference,
     scale,
     scale_of_counts,
@@ -31,7 +31,7 @@ from hpcfed.federation.transforms.bounded import (
     square,
     valid,
 )
-from hpcfed.federation.upload import Transform, Upload
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LEAST = 1e-6  # probability of a class after noise
 
 
-class LocalNoise(Transform):
+class LocalNoise(Completing):
     """Clips each upload and adds noise to it."""
 
     def __init__(self, privacy: Privacy) -> None:
@@ -58,7 +58,7 @@ class LocalNoise(Transform):
             for name, old in upload.relative_to.items()
         }
         upload = upload.with_references(references)
-        updates = complete(fed, difference(upload))
+        updates = self.complete(fed, difference(upload))
         squares = [s for part in updates.parts.values() for s in self._squares(part)]
         factors = list(shrink(dict(enumerate(squares)), self.clip, self.layers).values())
         z = fed.noise_multiplier
