@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed.core.rng import stream
-from tests import limits
+from tests import forked, limits
 from tests.mpirun import environment, ulfm
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_detected(tmp_path, deed):
 def test_a_supervised_run_ends_with_the_same_bits_after_all_ranks_are_killed_at_once():
     ulfm()
     before = sorted((FOLDER / "results" / "bench").glob("*"))
-    command = [sys.executable, str(FOLDER / "chaos.py"), "--only", "kill-all", "--number", "33"]
+    command = [forked.python(), str(FOLDER / "chaos.py"), "--only", "kill-all", "--number", "33"]
     output = subprocess.run(
         command,
         capture_output=True,

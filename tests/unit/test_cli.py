@@ -20,6 +20,8 @@ from hpcfed.core.errors import HpcfedError
 from hpcfed.launch import commands
 from hpcfed.models import MODELS
 from hpcfed.storage.results import Results
+from tests import forked
+from tests.mpirun import environment
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
 
@@ -142,7 +144,11 @@ def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path, monkeypatc
     flags = ["--algorithm.name", "mine:Mine", "--models.mix", "mlp", "--rounds", "3", "--dry-run"]
     ways = [
         subprocess.run(
-            [sys.executable, "-m", *way, *flags], cwd=tmp_path, capture_output=True, text=True
+            [forked.python(), "-m", *way, *flags],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env=environment({}),
         )
         for way in (["hpcfed.cli", "run"], ["hpcfed.main"])
     ]
