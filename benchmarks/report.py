@@ -40,6 +40,7 @@ TITLES = {
     "longrun": "Long runs",
     "page": "A page of 20 runs of 500 rounds and 100 clients",
     "plan": "What `hpcfed plan` predicts",
+    "precision": "bfloat16 on a CPU",
     "gpu": "On a GPU",
     "peers": "Beside other simulators",
     "authors": "Beside the authors' code",

@@ -23,6 +23,7 @@ from hpcfed.engine.evaluation import EVERYBODY, evaluates_all
 from hpcfed.engine.world import natural_clients
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
+from hpcfed.machine.processor import find_bfloat16
 from hpcfed.models.user_model import describe_call
 from hpcfed.results.privacy import NOT_HIDDEN, scope
 from hpcfed.storage.columns import LISTED
@@ -203,6 +204,10 @@ def setting(facts: World, fed: Federation) -> list[str]:
     for name in sorted(set(facts.architectures))[:ARCHITECTURES]:
         called = "".join(f", from {call}" for call in calls(name, fed))
         lines.append(f"model {name}: {fed.store.layout(name).n_params:,} {what}{called}")
+    if fed.job.run.precision == "bf16" and fed.device.type == "cpu":
+        processor = find_bfloat16()
+        names = {None: "what the processor has is not known", "": "emulated"}
+        lines.append(f"bfloat16: {names.get(processor, processor)} (run.precision)")
     if fed.job.evaluate.clients == "auto" and not evaluates_all("auto", fed.K):
         lines.append(
             f"evaluated: the cohort of each round, not all {fed.K:,} clients; for all set "

@@ -23,6 +23,7 @@ from hpcfed.engine.rank_log import RankLog
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
 from hpcfed.machine.energy import meter_of_rank
+from hpcfed.machine.processor import find_bfloat16
 from hpcfed.report.progress import Progress
 from hpcfed.report.sinks.logs import Logs
 from hpcfed.storage import checkpoint, names
@@ -137,6 +138,12 @@ def warn(fed: Federation, decided: World) -> None:
     """Say the warnings about job and data, and about ranks without clients, which stay idle."""
     for line in decided.warnings:
         fed.warnings.say(f"warning: {line}")
+    if fed.job.run.precision == "bf16" and fed.device.type == "cpu" and find_bfloat16() == "":
+        fed.warnings.say(
+            "warning: this processor has no instructions for bfloat16 (avx512_bf16, amx_bf16): "
+            "run.precision = 'bf16' is emulated, and slower than float32; set run.precision = "
+            "'float32' unless the run continues one of a faster machine"
+        )
     idle = fed.comm.size - len(set(fed.placement.ranks))
     if idle and not fed.job.dry_run:  # the plan says it
         fed.warnings.say(f"warning: {idle} of {fed.comm.size} ranks have no client and are idle")

@@ -57,6 +57,7 @@ def rank(
     mask: str | None = None,
     shm: float = 1e9,
     mps: bool = False,
+    bfloat16: str | None = "avx512_bf16",
 ) -> dict:
     return {
         "node": node,
@@ -66,6 +67,7 @@ def rank(
         "mask": mask,
         "shm": shm,
         "mps": mps,
+        "bfloat16": bfloat16,
     }
 
 
@@ -330,3 +332,16 @@ def test_arguments_reach_the_examination(monkeypatch, tmp_path):
 def test_a_mistake_is_one_message_and_status_2(words, capsys):
     assert cli.main(["doctor", *words]) == 2
     assert words[0] in capsys.readouterr().err
+
+
+def test_the_report_says_whether_bf16_is_fast_here():
+    [fast] = findings.bfloat16([rank(), rank(node=1, bfloat16="amx_bf16")], "float32")
+    assert fast.status == "ok" and "amx_bf16 or avx512_bf16" in fast.found
+    [unused] = findings.bfloat16([rank(bfloat16="")], "float32")
+    assert unused.status == "ok" and "would be slower" in unused.found
+    [slow] = findings.bfloat16([rank(bfloat16="")], "bf16")
+    assert slow.status == "warning" and "run.precision = 'float32'" in slow.advice
+    [mixed] = findings.bfloat16([rank(), rank(node=1, bfloat16="")], "bf16")
+    assert mixed.status == "warning" and "node 1 has no instructions" in mixed.found
+    assert findings.bfloat16([rank(bfloat16=None)], "bf16") == []
+    assert findings.bfloat16([rank(gpus=("a",), bfloat16="")], "bf16") == []

@@ -95,6 +95,34 @@ def cores(ranks: Ranks, threads: int) -> Finding:
     )
 
 
+def bfloat16(ranks: Ranks, precision: str) -> list[Finding]:
+    """Return the finding whether the nodes' processors have instructions for bfloat16.
+
+    precision: run.precision. Ranks with GPUs do not need them. The list is empty if no node says.
+    """
+    names = {rank["node"]: rank["bfloat16"] for rank in ranks if not rank["gpus"]}
+    named = sorted({name for name in names.values() if name})
+    without = [str(node) for node, name in names.items() if name == ""]
+    if not without and not named:
+        return []
+    if not without:
+        text = f"{' or '.join(named)}: large layers train faster with run.precision = 'bf16'"
+        return [Finding("bfloat16", "ok", text)]
+    who = "the processors have no instructions for it"
+    if named:
+        who = f"node {join_few(without, SHOWN)} has no instructions for it, other nodes have"
+    if precision != "bf16":
+        return [Finding("bfloat16", "ok", f"{who}: run.precision = 'bf16' would be slower")]
+    return [
+        Finding(
+            "bfloat16",
+            "warning",
+            f"{who}: run.precision = 'bf16' is emulated, and slower than float32",
+            "set run.precision = 'float32', or use nodes with avx512_bf16 or amx_bf16",
+        )
+    ]
+
+
 def gpus(ranks: Ranks, allowed: int | None) -> list[Finding]:
     """Return findings about the GPU of each rank. allowed: run.ranks_per_gpu."""
     if not any(rank["present"] for rank in ranks):

@@ -90,6 +90,7 @@ def examine(job: Job, n: int, out: Path, options: list[str], limit: float) -> li
         report += [
             *findings.nodes(world, slurm_number("SLURM_JOB_NUM_NODES", 0)),
             findings.cores(world, threads),
+            *findings.bfloat16(world, job.run.precision),
             *findings.gpus(world, job.run.ranks_per_gpu),
             *findings.shared_memory(world, data_size(job)),
         ]

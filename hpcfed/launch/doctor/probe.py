@@ -19,6 +19,7 @@ from hpcfed.comm import Comm, connect
 from hpcfed.comm.mpi_library import library
 from hpcfed.core.errors import HpcfedError
 from hpcfed.machine.gpu_sharing import visible
+from hpcfed.machine.processor import find_bfloat16
 
 MARK = "hpcfed-probe "  # prefix of a world's line: launchers and libraries print lines too
 SHM = "/dev/shm"
@@ -48,13 +49,14 @@ def describe_library() -> str:
 
 
 def inspect_rank(comm: Comm) -> dict[str, Any]:
-    """Return facts about this rank: its node, cores, GPUs and free shared memory."""
+    """Return facts about this rank: its node, cores, processor, GPUs and free shared memory."""
     present = gpu_files()
     return {
         "node": comm.node_of[comm.rank],
         "cores": sorted(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else list(range(os.cpu_count() or 1)),
+        "bfloat16": find_bfloat16(),
         "gpus": visible("auto") if present else [],  # torch takes seconds to load
         "present": present,
         "mps": bool(present) and mps_runs(),

@@ -1,0 +1,34 @@
+"""What a processor has for products in bfloat16 (run.precision = "bf16")."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+# flags of processors by which torch's libraries choose their kernels, the fastest first: of x86,
+# and of ARM ("bf16")
+FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+def find_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Return the name of the processor's instructions for bfloat16; "" if it has none.
+
+    The result is None if the system does not say. cpuinfo: Linux's description of the processor.
+    """
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+        flags = {
+            word
+            for line in lines
+            if line.lower().startswith(("flags", "features"))
+            for word in line.partition(":")[2].split()
+        }
+        return next((name for name in FLAGS if name in flags), "") if flags else None
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        import torch
+
+        capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+        return (
+            next((name for name in FLAGS if capabilities.get(name)), "") if capabilities else None
+        )
+    return None
