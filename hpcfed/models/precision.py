@@ -10,6 +10,10 @@ job means the same on every machine:
   as long in bfloat16);
 - group normalisation of fewer than NORM_GROUP channels per group;
 - torch's MultiheadAttention, whose kernel takes two to eight times as long in bfloat16.
+Weights are float32; autocast converts them once in each step. Copies in bfloat16 that an optimiser
+writes beside them, block by block, have the same bits and saved nothing on the whole: steps took
+0.98 of the time for ResNet-18 on 128 images, and 1.05 for the FedAvg paper's CNN on batches of 10.
+
 A representation and logits leave body and head as float32, so that losses compute in float32.
 """
 

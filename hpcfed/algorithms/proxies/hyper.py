@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.model import Model
+from hpcfed.models.precision import raised
 
 KINDS: tuple[type[nn.Module], ...] = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.GroupNorm)
 CHUNK = 64  # values that the decoder generates at once
@@ -104,11 +105,11 @@ class Made(nn.Module):
             number += bool(params)
 
     def make(self) -> dict[str, Tensor]:
-        """Return the network's parameters by name."""
+        """Return the network's parameters by name, float32."""
         (graph,) = self.graph
         states = graph.states()
         return {
-            full: scale(graph.hyper.decode(states[i], name, shape), name, norm)
+            full: scale(raised(graph.hyper.decode(states[i], name, shape)), name, norm)
             for full, name, shape, i, norm in self.tensors
         }
 
