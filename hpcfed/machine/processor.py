@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import Any
 
 # flags of processors by which torch's libraries choose their kernels, the fastest first: of x86,
 # and of ARM ("bf16")
@@ -27,7 +28,7 @@ def find_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     if platform.machine().lower() in ("x86_64", "amd64"):
         import torch
 
-        capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+        capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
         return (
             next((name for name in FLAGS if capabilities.get(name)), "") if capabilities else None
         )
