@@ -1,4 +1,6 @@
-"""Every method runs with attackers among its clients, on any ranks and resumed."""
+"""Every method runs with attackers among its clients and with a robust rule in the place of its
+means, on any ranks and resumed.
+"""
 
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Comm, Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
+from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import run_here
 from hpcfed.federation.transforms.attack.attackers import attackers
 from hpcfed.report.measures import measures_of
@@ -30,8 +33,24 @@ ATTACKS = {
     4: ("label-flip",),
     5: ("noise",),
 }
-REASONS = ("arrive one by one", "of different shapes", "attack.by")
-PLAIN = ("fedavg", "fedprox", "fedclassavg", "fedproto", "fedmd", "fedhenn", "heterofl")
+RULES = {  # by coordinates, by comparison, by weights, with memory of the server and of clients
+    0: ("median",),
+    1: ("multi-krum",),
+    2: ("geometric-median", "--defence.bucket", "2"),
+    3: ("centred-clipping", "--defence.clip", "0.1"),
+    4: ("foolsgold",),
+    5: ("trimmed-mean", "--defence.attackers", "0.34"),
+}
+REASONS = (  # of refusals
+    "arrive one by one",
+    "attack.by",
+    "nothing is averaged",
+    "the server of",
+    "compares complete uploads",
+    "counts clients alike",
+    "adds several values to one mean",
+)
+PLAIN = ("fedavg", "fedprox", "fedclassavg", "fedproto", "fedmd", "scaffold", "fedbn")
 
 
 def job(method: str, attack: tuple[str, ...], *flags: str):
@@ -40,27 +59,43 @@ def job(method: str, attack: tuple[str, ...], *flags: str):
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_ranks_do_not_matter_nor_does_a_resumption_or_the_attack_is_refused(
+def test_ranks_do_not_matter_nor_does_a_resumption_or_the_mechanism_is_refused(
     method: str, tmp_path: Path
 ):
-    attack = ATTACKS[list(ALGORITHMS).index(method) % len(ATTACKS)]
-    try:
-        rounds, rows = toy.start(Serial(), job(method, attack)), []
-        for _ in range(2):
-            rows.append(rounds.step()[0])
-            if len(rows) == 1:
-                saving.save(rounds, tmp_path)
-    except ConfigError as error:
-        assert any(reason in str(error) for reason in REASONS)
-        assert method not in PLAIN
+    """With attackers, and with a robust rule in the place of each mean if the method has any."""
+    i = list(ALGORITHMS).index(method)
+    flags = ("--defence.by", *RULES[i // len(ATTACKS) % len(RULES)])
+    rounds = start(method, ATTACKS[i % len(ATTACKS)], flags)
+    if rounds is None:
         return
-    want = toy.outcome(rounds, rows[1:])
+    rows = []
+    for _ in range(2):
+        rows.append(rounds.step()[0])
+        if len(rows) == 1:
+            saving.save(rounds, tmp_path)
+    want, settings = toy.outcome(rounds, rows[1:]), rounds.fed.job
 
     def on_rank(comm: Comm) -> toy.Outcome:
-        return toy.run(comm, job(method, attack), rounds=2, resume=tmp_path)
+        return toy.run(comm, settings, rounds=2, resume=tmp_path)
 
     for outcome in spmd(2, on_rank):
         assert toy.differences(outcome, want) == []
+
+
+def start(method: str, attack: tuple[str, ...], defence: tuple[str, ...]) -> Rounds | None:
+    """Begin a run with both, or with the one that the method does not refuse; None: it refuses
+    both.
+    """
+    attacked = (*TWO, "--attack.by", *attack)
+    for flags in ((*attacked, *defence), attacked, defence):
+        try:
+            return toy.start(
+                Serial(), toy.job(method, *SHORT, *ALL, *toy.different(method), *flags)
+            )
+        except ConfigError as error:
+            assert any(reason in str(error) for reason in REASONS), error
+            assert method not in PLAIN or "counts clients alike" in str(error)
+    return None
 
 
 @pytest.mark.parametrize("attack", ["label-flip", "sign-flip", "alie", "fang", "min-sum", "ipm"])

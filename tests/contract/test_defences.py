@@ -1,65 +1,21 @@
-"""Every method runs with robust rules in the place of its means, or is refused with the reason."""
-
-from pathlib import Path
+"""Robust rules in the place of means; `test_attacks.py` examines them for every method."""
 
 import pytest
 import torch
 
-from hpcfed.algorithms import ALGORITHMS
-from hpcfed.comm import Comm, Serial
+from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
-from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
 
 SHORT = ("--rounds", "3", "--evaluate.every", "1000", "--evaluate.before", "false")
 ALL = ("--participation", "1")
-RULES = {  # by coordinates, by comparison, by weights, with memory of the server and of clients
-    0: ("median",),
-    1: ("multi-krum",),
-    2: ("geometric-median", "--defence.bucket", "2"),
-    3: ("centred-clipping", "--defence.clip", "0.1"),
-    4: ("foolsgold",),
-    5: ("trimmed-mean", "--defence.attackers", "0.34"),
-}
-REASONS = (  # of refusals
-    "nothing is averaged",
-    "the server of",
-    "compares complete uploads",
-    "counts clients alike",
-    "adds several values to one mean",
-)
-AVERAGING = ("fedavg", "fedprox", "fedopt", "fedclassavg", "fedbn", "ditto", "scaffold", "fedproto")
 
 
 def job(method: str, rule: tuple[str, ...], *flags: str):
     words = (*SHORT, *ALL, *toy.different(method), "--defence.by", *rule, *flags)
     return toy.job(method, *words)
-
-
-@pytest.mark.parametrize("method", ALGORITHMS)
-def test_ranks_do_not_matter_nor_does_a_resumption_or_the_method_is_refused(
-    method: str, tmp_path: Path
-):
-    rule = RULES[list(ALGORITHMS).index(method) % len(RULES)]
-    try:
-        rounds, rows = toy.start(Serial(), job(method, rule)), []
-        for _ in range(2):
-            rows.append(rounds.step()[0])
-            if len(rows) == 1:
-                saving.save(rounds, tmp_path)
-    except ConfigError as error:
-        assert any(reason in str(error) for reason in REASONS)
-        assert method not in AVERAGING or rule[0] == "multi-krum"
-        return
-    want = toy.outcome(rounds, rows[1:])
-
-    def on_rank(comm: Comm) -> toy.Outcome:
-        return toy.run(comm, job(method, rule), rounds=2, resume=tmp_path)
-
-    for outcome in spmd(2, on_rank):
-        assert toy.differences(outcome, want) == []
 
 
 @pytest.mark.parametrize(

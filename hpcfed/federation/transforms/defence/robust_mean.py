@@ -322,7 +322,12 @@ class OneMean:
         terms = []
         for entry, term in self.values.mine.items():
             k = self.values.clients[entry]
-            update = Params({name: value - self.keep[name] for name, value in term.value.items()})
+            update = Params(
+                {
+                    name: value - finite(self.keep[name]).to(value.dtype)
+                    for name, value in term.value.items()
+                }
+            )
             vector = self.rule.compared(self.fed, k, self.call, update)
             terms.append((k, term._replace(value=vector)))
         return SideBySide(self.fed, terms, self.keep, self.per), None
