@@ -136,6 +136,13 @@ def test_fewer_clients_than_expected_cost_more():
     assert epsilons(lost)[-1] > epsilons(few)[-1]
 
 
+def test_a_budget_that_a_small_cohort_exceeds_is_explained():
+    flags = "--privacy.epsilon", "4", "--participation", "0.5", "--seed", "3"
+    with pytest.raises(ConfigError, match="only 2 clients have sent.* set privacy.fewest"):
+        toy.run(Serial(), job("distributed", *flags, rounds=1))
+    toy.run(Serial(), job("distributed", *flags, "--privacy.fewest", "2", rounds=1))
+
+
 def test_sums_beyond_the_ring_are_counted():
     rule = distributed.DistributedMean(job("distributed").privacy, False)
     assert rule.columns() == {"rounds/wraps": 0.0}

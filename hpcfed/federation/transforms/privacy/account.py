@@ -109,11 +109,17 @@ class Account:
         if self.budget is not None and self.spent > self.budget:
             raise ConfigError(
                 f"privacy.epsilon = {self.budget:g}: the round has cost more than expected, so "
-                f"that epsilon would be {self.spent:.4g}; it is not recorded\n  the method sends "
-                f"or trains more in some rounds than in others; set privacy.noise to a value "
-                f"above {self.z:g}"
+                f"that epsilon would be {self.spent:.4g}; it is not recorded\n  {self.excess}"
             )
         return self.spent
+
+    @property
+    def excess(self) -> str:
+        """Why a round may cost more than expected, and what to do."""
+        return (
+            f"the method sends or trains more in some rounds than in others; set privacy.noise to "
+            f"a value above {self.z:g}"
+        )
 
     def note(self, comm: Comm, cohort: Collection[int], each: int) -> None:
         """Note the releases of a round; collective."""

@@ -366,6 +366,14 @@ class DistributedAccount(Account):
         reports = self.rule.sent // max(1, each)
         self.sums[min(max(1, reports), fewest(self.job))] += each
 
+    @property
+    def excess(self) -> str:
+        return (
+            f"only {min(self.sums)} clients have sent in a round, so that its sum has less noise "
+            f"than that of {fewest(self.job)}; set privacy.fewest to the smallest number of "
+            f"clients that is likely, so that each of them adds more noise"
+        )
+
     def cost(self, more: int) -> float:
         ahead = Counter({fewest(self.job): more}) if more else Counter[int]()
         return self.epsilon(self.sums + ahead, self.z)
