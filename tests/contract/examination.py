@@ -2,15 +2,16 @@
 
 | run       | ranks | rounds | what is special                                                     |
 |-----------|-------|--------|---------------------------------------------------------------------|
-| `whole`   | 1     | 1 to 4 | seen after each round; in 4 a client drops out                      |
-| `spread`  | 3     | 1 to 4 | saved after round 1; clients move after 2; in 4 that client fails   |
-| `stopped` | 1     | 2, 3   | goes on from what `spread` saved; late scores; a signal ends 3      |
-| `resumed` | 7     | 3      | goes on from what `stopped` saved; a rank owns no client            |
+| `whole`   | 1     | 1 to 3 | seen after each round; scores from 2 on; in 3 a client drops out    |
+| `spread`  | 3     | 1 to 3 | saved, then clients move after round 1; in 3 that client fails      |
+| `stopped` | 1     | 2      | continues from what `spread` saved; a signal ends it                |
+| `resumed` | 2     | 2      | continues from what `stopped` saved; late scores; rank 0 owns no    |
+|           |       |        | client                                                              |
 | `graphed` | 1     | 1, 2   | no evaluation, no undo log; recorded steps, as CUDA graphs with a   |
 |           |       |        | stand-in for the capture; in 3 the loss is nan                      |
 | `away`    | 1     | 1, 2   | on a GPU that is not there; resumed after round 1                   |
 
-All of them must have the bits of `whole`. Where one has not, leave out what is special about it,
+All of them must have the bits of `whole`. If one does not, leave out what is special about it,
 one thing after the other, to find the cause.
 """
 
@@ -52,11 +53,16 @@ from tests.contract import toy
 from tests.pretended_gpu import WAITS, on_host, pretended_gpu
 from tests.threads import spmd
 
-ROUNDS = 4
-SAVED, MOVED, STOPPED, FAILED = 1, 2, 3, 4  # the rounds, counted from 1, after or in which it is so
+ROUNDS = 3
+SAVED, MOVED, STOPPED, FAILED = 1, 1, 2, 3  # the rounds, counted from 1, after or in which it is so
+EVALUATED = 2  # from this round on
 DIVERGED = 3  # the round in which the loss of `graphed` is nan
 LONG = ("--rounds", str(ROUNDS), "--local.keep_optimiser", "true")
-SCORED = ("--evaluate.common", "true", "--evaluate.received", "true")
+SCORED = (
+    *("--evaluate.common", "true", "--evaluate.received", "true"),
+    *("--evaluate.every", str(EVALUATED)),
+)
+LAST_RANK = ("--run.speeds", "1e-9,1")  # of two, which gets all clients
 UNSCORED = ("--evaluate.every", "1000", "--evaluate.before", "false")
 DROP = ("--run.on_client_fault", "drop")
 FEW = 30_000  # bytes of clients' states on a GPU; one takes 10,000 to 70,000
@@ -69,7 +75,7 @@ class Watch:
     outcomes: list[toy.Outcome] = field(default_factory=list)  # of one row each
     messages: str = ""  # on stderr
     moved: int = 0  # clients that changed their rank
-    empty: int = 0  # ranks that own no client
+    owners: tuple[int, ...] = ()  # ranks that own a client
     turns: int = 0  # finished turns in what a stopped round saved
     # only of `whole`
     announced: tuple[list[int], list[int]] = ([], [])  # bytes down and up of each client
@@ -129,6 +135,7 @@ class Examination:
         self.job = make(method, *LONG, *SCORED, *self.flags, *DROP, *out)
         # where no client may leave a round, turns after an exchange are written down too
         self.stopping = make(method, *LONG, *SCORED, *self.flags)
+        self.ending = make(method, *LONG, *SCORED, *self.flags, *LAST_RANK)
 
     @cached_property
     def trains(self) -> bool:
@@ -151,7 +158,7 @@ class Examination:
         watch.announced = list(down), list(up)
         with redirect_stderr(StringIO()) as stderr:
             for t in range(1, ROUNDS + 1):
-                taken = snapshot.take_snapshot(rounds).items if t == MOVED else {}
+                taken = snapshot.take_snapshot(rounds).items if t == STOPPED else {}
                 copy = dict(toy.leaves(taken))
                 counting = rounds.fed.clock.heartbeat = Steps()
                 if t == FAILED and not self.event_based:
@@ -160,9 +167,8 @@ class Examination:
                     row = rounds.step()[0]
                 results.append(row)
                 watch.outcomes.append(deepcopy(toy.outcome(rounds, [row])))
-                if t == MOVED:
-                    watch.copied = copy, dict(toy.leaves(taken))
                 if t == STOPPED:
+                    watch.copied = copy, dict(toy.leaves(taken))
                     watch.steps = counting.made
         saving.save(rounds, run)
         results.finish()
@@ -203,13 +209,10 @@ class Examination:
 
     @once
     def stopped(self) -> Watch:
-        """The run that goes on from the checkpoint of three ranks, and is stopped in a round."""
+        """The run that continues from the checkpoint of three ranks, and is stopped in a round."""
         assert self.spread
         watch, rounds = Watch(), toy.start(Serial(), self.stopping)
         restore(rounds, self.folder / "saved")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Evaluation, "independent", False)  # scored when the round is over
-            watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
         rounds.fed.clock.heartbeat = Impatient(rounds, self.whole.steps // 2, self.trains)
         with pytest.raises(Stopped):
             rounds.step()
@@ -219,19 +222,21 @@ class Examination:
 
     @once
     def resumed(self) -> Watch:
-        """The run that ends the stopped round on seven ranks."""
+        """The run that ends the stopped round on two ranks."""
         assert self.stopped
         watch = Watch()
 
         def on_rank(comm: Comm) -> list[toy.Outcome]:
-            rounds = toy.start(comm, self.stopping)
+            rounds = toy.start(comm, self.ending)
             restore(rounds, self.folder / "stopped")
             outcomes = [toy.outcome(rounds, [rounds.step()[0]])]
             if comm.rank == 0:
-                watch.empty = comm.size - len(set(rounds.fed.placement.ranks))
+                watch.owners = tuple(set(rounds.fed.placement.ranks))
             return outcomes
 
-        watch.outcomes = same_on_all(spmd(7, on_rank))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Evaluation, "independent", False)  # scored when the round is over
+            watch.outcomes = same_on_all(spmd(2, on_rank))
         return watch
 
     @once

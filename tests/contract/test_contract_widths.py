@@ -10,11 +10,10 @@ from hpcfed.core.errors import ConfigError
 from tests.contract import toy
 from tests.contract.examination import Examination
 from tests.contract.test_contract import (  # noqa: F401, these claims are examined here too
-    test_a_round_that_a_signal_stops_is_ended_to_the_same_bits_on_seven_ranks,
-    test_a_run_saved_on_three_ranks_continues_on_one_to_the_same_bits,
     test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter,
     test_neither_evaluation_nor_undo_log_nor_replay_of_steps_changes_what_is_learned,
     test_ranks_do_not_matter,
+    test_saved_on_three_ranks_and_stopped_on_one_a_run_ends_on_two_to_the_same_bits,
 )
 
 WIDTHS = ("--models.widths", "1,0.5,0.25")

@@ -19,10 +19,9 @@ from hpcfed.core.errors import ConfigError, DataError
 from tests.contract import toy
 from tests.contract.examination import Examination
 from tests.contract.test_contract import (  # noqa: F401, these claims are examined here too
-    test_a_round_that_a_signal_stops_is_ended_to_the_same_bits_on_seven_ranks,
-    test_a_run_saved_on_three_ranks_continues_on_one_to_the_same_bits,
     test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter,
     test_ranks_do_not_matter,
+    test_saved_on_three_ranks_and_stopped_on_one_a_run_ends_on_two_to_the_same_bits,
 )
 from tests.unit.test_datasets import shared
 
