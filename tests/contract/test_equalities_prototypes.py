@@ -25,7 +25,9 @@ FULL_SERVER = ("--algorithm.server_batch", "1000", "--algorithm.server_epochs", 
 
 @pytest.mark.parametrize("method", TWO)
 def test_without_its_term_it_is_local_training(method: str):
-    ours, theirs = run(method, "--algorithm.lam", "0", *BY_HEAD), run("local")
+    default = str(toy.algorithm(method)().server_epochs)
+    flags = ("--algorithm.lam", "0", "--algorithm.server_epochs", default)
+    ours, theirs = run(method, *flags, *BY_HEAD), run("local")
     for part in ("weights", "scores"):
         assert toy.differences(getattr(ours, part), getattr(theirs, part)) == []
 

@@ -215,7 +215,7 @@ class Factored(RoundBased):
 
 def test_waffle_without_scores_is_fedavg_of_the_factors():
     ours, theirs = (
-        run("waffle", "--algorithm.personal", "false"),
+        run("waffle", "--algorithm.personal", "false", "--algorithm.factors", "120"),
         run(f"{__name__}:Factored", *SMALL),
     )
     assert toy.differences(ours, theirs) == []

@@ -47,10 +47,15 @@ MIXES = {
 WITHOUT_NORM = {"one architecture": "mlp", "widths": "cnn", "depths": "resmlp-2,resmlp-4"}
 MIX_WITHOUT_NORM = "mlp,cnn,fedhenn-3,mlp,cnn,fedhenn-1"
 DIFFERENT = {"widths": ("--models.widths", "1,0.5,0.25")}  # in which clients may differ beside it
-SETTINGS = {  # what a method needs beside its defaults, the last for a fraction of a second
+# what a method needs beside its defaults, the last for a fraction of a second; nothing of it if
+# flags give the first option another value
+SETTINGS = {
     "dsgd": ("--algorithm.topology", "complete"),
     "dsgt": ("--algorithm.topology", "complete"),
-    "feddf": ("--algorithm.steps", "12"),
+    "fedala": ("--algorithm.first_epochs", "4"),
+    "fedbe": ("--algorithm.server_epochs", "6", "--algorithm.samples", "3"),
+    "dsfl": ("--algorithm.distil_epochs", "2"),
+    "feddf": ("--algorithm.steps", "4"),
     "fccl": ("--algorithm.pretrain_epochs", "1"),
     "fedbuff": ("--algorithm.K", "2"),
     "fedcompass": ("--algorithm.min_steps", "1", "--local.steps", "10"),
@@ -60,8 +65,17 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     ),
     "fedfomo": ("--algorithm.models", "1"),  # of several some are worse, and without effect
     "fedpac": ("--algorithm.head_lr", "0.005"),
+    "fedkemf": ("--algorithm.server_epochs", "4"),
     "fedl2g": ("--algorithm.warmup", "0"),
-    "fedktl": ("--algorithm.latent", "8"),
+    "fedlaw": ("--algorithm.server_epochs", "4", "--algorithm.halve_epochs", "2"),
+    "fedma": ("--algorithm.sweeps", "2"),
+    "fedmd": ("--algorithm.transfer_epochs", "2"),
+    "fedrep": ("--algorithm.head_epochs", "2"),
+    "fedtgp": ("--algorithm.server_epochs", "10"),
+    "fedktl": ("--algorithm.latent", "8", "--algorithm.server_epochs", "8"),
+    "fesemma": ("--algorithm.matchings", "3"),
+    "ghn": ("--algorithm.hidden", "16"),
+    "waffle": ("--algorithm.factors", "12"),
     "fedclip": ("--local.weight_decay", "0"),
     "fedrare": ("--algorithm.inter_after", "1"),
     "mocha": ("--local.lr", "0.001"),  # the default: it has no learning rate
@@ -74,6 +88,7 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     "pfedknow": (
         *("--algorithm.large_epochs", "2", "--algorithm.small_epochs", "2"),
         *("--algorithm.server_epochs", "1", "--algorithm.server_batch", "16"),
+        *("--algorithm.finetune_epochs", "1"),
     ),
     "fedsynth": ("--algorithm.passes", "2", "--algorithm.steps", "2"),
     "zeroshot": ("--algorithm.samples", "2", "--algorithm.steps", "3"),
@@ -82,6 +97,10 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
         *("--algorithm.server_batch", "8"),
     ),
 }
+CATEGORIES = (  # methods that together send all that methods send, in all the ways that they do
+    *("fedavg", "scaffold", "fedper", "fedproto", "fedmd", "fedhenn", "heterofl", "ifca", "fedgen"),
+    *("fedasync", "dsgd", "ktpfl"),
+)
 FOR_MOST = ("--local.keep_optimiser", "--local.epochs")  # flags that some methods refuse
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run
 KEPT: list[TemporaryDirectory] = []  # for as long as the tests run
