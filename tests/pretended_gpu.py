@@ -50,6 +50,13 @@ READS = {
     aten.nonzero.default,
     aten._unique2.default,
 }
+COPIES_OR_READS = READS | {  # in which the host may wait until a GPU has done all its work
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten.copy_.default,
+    aten._to_copy.default,
+}
 WAITS, LOCKED = SimpleNamespace(count=0), SimpleNamespace(count=0)
 base_to, base_empty_like = Tensor.to, torch.empty_like
 
@@ -124,14 +131,14 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     away: list[Away] = []
     here: list[Tensor] = []
     plain = [on_cpu(value, away, here) for value in args]
-    how = {name: on_cpu(value, away, here) for name, value in kwargs.items()}
-    if away and op not in BOTH and any(tensor.dim() for tensor in here):
+    how = {name: on_cpu(value, away, here) for name, value in kwargs.items()} if kwargs else {}
+    if here and away and op not in BOTH and any(tensor.dim() for tensor in here):
         shapes = [list(tensor.shape) for tensor in here if tensor.dim()]
         raise RuntimeError(f"{op}: all tensors must be on one device, but {shapes} are on the host")
-    WAITS.count += waits(op, args, kwargs)
+    WAITS.count += op in COPIES_OR_READS and waits(op, args, kwargs)
     goes_there = isinstance(args[0], Away) if op is aten.copy_.default else bool(away)
-    LOCKED.count += bool(how.pop("pin_memory", False))
-    if how.get("device") is not None:
+    LOCKED.count += bool(how and how.pop("pin_memory", False))
+    if how and how.get("device") is not None:
         if torch._C._current_autograd_node() is None:
             goes_there = on_gpu(how["device"])
         else:  # a derivative asks for the device that C++ sees

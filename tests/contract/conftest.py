@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hpcfed.clients.store import ClientStore
 from hpcfed.data import files
@@ -51,7 +50,7 @@ def initial_weights_in_memory() -> Iterator[None]:
 
     def start_once(store: ClientStore, architecture: str, k: int, shape: Any = None) -> Skeleton:
         users = ":" in architecture  # a name that may stand for other code in another test
-        if users or store.finetuning != Finetuning() or torch.cuda.is_available():
+        if users or store.finetuning != Finetuning():
             return start(store, architecture, k, shape)
         key = store.seed, store.recipe, architecture, k, shape
         if key not in STARTS:
