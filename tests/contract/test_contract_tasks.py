@@ -72,10 +72,14 @@ ONCE = ("--evaluate.before", "false", "--evaluate.every", "2")  # after the last
 def test_a_method_without_classes_learns_from_labels_with_the_same_bits_on_any_ranks(
     method: str, task: str
 ):
+    """Of several labels, ranks are those of a few methods: a method does not see what labels are,
+    and those of numbers are run on two ranks for all.
+    """
     usual, learned = job(method, task, "--evaluate.received", *ONCE), []
     want = toy.run(Serial(), usual, between=lambda rounds: learned.append(weights(rounds)))
-    for got in spmd(2, lambda comm: toy.run(comm, usual)):
-        assert toy.differences(got, want) == []
+    if task == "regression" or method in toy.CATEGORIES:
+        for got in spmd(2, lambda comm: toy.run(comm, usual)):
+            assert toy.differences(got, want) == []
     if task == "regression":  # cross-entropy of a single output would not look at the labels
         other = toy.start(Serial(), job(method, task, *ONCE, wrong=True))
         assert any(toy.differences(after(other), right) for right in learned)

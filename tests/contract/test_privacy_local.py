@@ -1,4 +1,6 @@
-"""Each method runs with local noise, the same bits on any ranks and after resume, or is refused."""
+"""Each method runs with local noise, the same bits on any ranks and after resume, or is refused;
+with a bound and without noise too.
+"""
 
 from pathlib import Path
 
@@ -8,13 +10,14 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
+from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
 
 pytest.importorskip("dp_accounting", reason="needs hpcfed[privacy]")
 
 LOCAL = (
-    *("--rounds", "2", "--evaluate.before", "false", "--evaluate.every", "1000"),
+    *("--rounds", "3", "--evaluate.before", "false", "--evaluate.every", "1000"),
     *("--privacy.by", "local", "--privacy.clip", "0.5", "--privacy.accountant", "rdp"),
 )
 NOISE = ("--privacy.noise", "0.02")
@@ -40,28 +43,20 @@ def job(method: str, *flags: str):
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_a_method_runs_with_local_noise_or_is_refused_with_a_reason(method: str, tmp_path: Path):
     try:
-        want = toy.run(Serial(), job(method, *NOISE))
+        rounds = toy.start(Serial(), job(method, *NOISE))
     except ConfigError as error:
         assert method not in RUNS and any(reason in str(error) for reason in REASONS), error
-        return
-    if want.column("up").any():
-        assert want.rows[-1]["rounds/epsilon"] >= Accountant(1e-5, "rdp").epsilon(
-            [Release(0.02, 1)]
-        )
-    spmd(2, lambda comm: toy.run(comm, job(method, *NOISE), rounds=1, save=tmp_path))
-    (got,) = spmd(1, lambda comm: toy.run(comm, job(method, *NOISE), resume=tmp_path))
-    assert toy.differences([got.state, got.weights], [want.state, want.weights]) == []
-    assert toy.differences(got.rows, want.rows[1:]) == []
-
-
-@pytest.mark.parametrize("method", ALGORITHMS)
-def test_a_bound_without_noise_is_refused_for_the_same_reasons(method: str):
-    try:
-        toy.start(Serial(), job(method, *NOISE))
-    except ConfigError as error:
-        with pytest.raises(ConfigError) as without:
+        with pytest.raises(ConfigError) as without:  # a bound alone is refused for the same reason
             toy.start(Serial(), job(method))
         assert str(without.value) == str(error)
         return
-    rounds = toy.start(Serial(), job(method))
-    rounds.step()
+    rows = [rounds.step()[0]]
+    saving.save(rounds, tmp_path)
+    rows.append(rounds.step()[0])
+    want = toy.outcome(rounds, rows[1:])
+    if want.column("up").any():
+        assert rows[-1]["rounds/epsilon"] >= Accountant(1e-5, "rdp").epsilon([Release(0.02, 1)])
+    for got in spmd(2, lambda comm: toy.run(comm, job(method, *NOISE), rounds=2, resume=tmp_path)):
+        assert toy.differences([got.state, got.weights], [want.state, want.weights]) == []
+        assert toy.differences(got.rows, want.rows) == []
+    toy.start(Serial(), job(method)).step()  # a bound alone is accepted too
