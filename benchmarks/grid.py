@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from study import forked
 
-from hpcfed.core.exit_status import DONE, RESUME_ME
+from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG
 
 FOLDER = Path("build/benchmarks")  # of runs that are not done
 DIVERGED = "the loss is nan"  # in the message of a run that ends by it
+REFUSED = "defence.by = "  # in that of a method whose means a defence cannot take
 
 
 class Cell(NamedTuple):
@@ -68,6 +69,8 @@ def fill(
             row = figures(cell.key, place(cell) / "results.h5")
         elif DIVERGED in message:
             row = {"diverged": True}
+        elif status == WRONG and REFUSED in message:
+            row = {"refused": message}
         else:
             failed.append(f"{cell.key}, status {status}: {message}")
             forked.remove(place(cell))
