@@ -21,7 +21,7 @@ from hpcfed.core.errors import CheckpointError, DataError
 from hpcfed.core.inputs import prepare
 from hpcfed.core.shapes import Shapes
 from hpcfed.models import build
-from hpcfed.models.model import Model, stem
+from hpcfed.models.model import Extended, Model, stem
 from hpcfed.models.scores import mask_logits, nearest
 from hpcfed.tasks import from_facts
 from hpcfed.tasks.classification import Classification
@@ -136,8 +136,13 @@ class Trained(nn.Module):
         return self.body(x)
 
     def scores(self, x: Any) -> Tensor:
-        """Return scores [n, C] of prepared inputs."""
-        return self.classify(self.features(x))
+        """Return scores [n, C] of prepared inputs.
+
+        A model with added parts says itself how they predict.
+        """
+        return (
+            self.model(x) if isinstance(self.model, Extended) else self.classify(self.features(x))
+        )
 
     def classify(self, z: Tensor) -> Tensor:
         """Return scores [n, C] of representations."""
@@ -170,13 +175,6 @@ class Framed(Trained):
     def classify(self, z: Tensor) -> Tensor:
         cosines = F.normalize(self.model.head(z)) @ cast(Tensor, self.frame)
         return self.about.more["scale"] * cosines
-
-
-class WithExits(Trained):
-    """A model with exits behind inner blocks; its scores are the mean of their logits."""
-
-    def scores(self, x: Any) -> Tensor:
-        return self.model(x)
 
 
 class Nearest(Trained):
@@ -241,7 +239,6 @@ def check_inputs(x: Any, about: About) -> None:
 KINDS = {
     "logits": Trained,
     "masked": Masked,
-    "exits": WithExits,
     "framed": Framed,
     "prototypes": Nearest,
     "served": Served,

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import hpcfed
 from hpcfed.algorithms.global_model.fedavg import FedAvg
@@ -14,6 +16,7 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.results.trained.export import models
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.storage import checkpoint, names
+from hpcfed.storage.results import load as load_record
 from tests import limits
 from tests.contract import toy
 from tests.contract.models import counted, load, saved_run, with_tests
@@ -37,6 +40,24 @@ def test_a_loaded_model_is_as_accurate_as_the_run_recorded(method, flags, tmp_pa
 
 def images() -> torch.Tensor:
     return torch.from_numpy(toy.blobs(20, toy.rng.stream(3, "images"))[0])
+
+
+@pytest.mark.parametrize("method", ["apfl", "depthfl", "fedcp", "fedrod", "gpfl"])
+def test_a_model_with_added_parts_has_the_loss_that_the_run_recorded(method, tmp_path):
+    """Body and head alone would have another one."""
+    mix = () if method == "depthfl" else ("--models.mix", "small")
+    run = saved_run(tmp_path / "run", method, "--participation", "1", *mix)
+    record = load_record(run)
+    trained = from_newest(run, lambda source: list(Saved(run, source, with_tests()).models()))
+    assert trained
+    for model in trained:
+        k, column = model.about.client, model.about.counted.replace("accuracy", "loss")
+        rows = toy.partition(np.arange(96) % toy.CLASSES).test[k]
+        with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
+            scores = model.scores(model.prepare(torch.from_numpy(data["x_test"][rows])))
+            labels = torch.from_numpy(data["y_test"][rows])
+        loss = float(cross_entropy(scores, labels))
+        assert loss == pytest.approx(record.column(column)[model.about.rounds - 1][k], rel=1e-5)
 
 
 def test_an_exported_file_predicts_the_same_bits_and_describes_itself(tmp_path, monkeypatch):

@@ -83,11 +83,6 @@ def of_known_classes(fed: Federation, client: Client, method: Any, state: State)
     )
 
 
-def by_exits(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
-    """Return a DepthFL client's model, of whose exits the mean predicts."""
-    return alone(client)._replace(kind="exits")
-
-
 def by_frame(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
     """Return a FedKTL client's model, and the frame that gives the class."""
     parts, directions = alone(client), fedktl.frame(fed.seed, fed.classes)
@@ -118,7 +113,6 @@ OWN: dict[str, Callable[..., Pieces]] = {
     "fedkd": one_of_two,
     "fedkemf": one_of_two,
     "heterofl": of_known_classes,
-    "depthfl": by_exits,
     "fedktl": by_frame,
     "fedproto": by_prototypes,
     "fedtgp": by_prototypes,
