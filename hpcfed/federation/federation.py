@@ -402,7 +402,11 @@ class Federation:
             with self.turns.take(clients, task) as turn:
                 if turn.values is None:
                     with self._with_examples(clients):
-                        results = self._work(clients, work, together, arguments)
+                        results = together(clients) if together and len(clients) > 1 else None
+                        if results is None:
+                            results = []
+                            for client in clients:
+                                results.append(work(client, *arguments))
                     turn.values = list(map(self.uplink.send, clients, results))
             for k, upload in turn.uploads():
                 self.replay.uploads[k] += 1
@@ -429,17 +433,6 @@ class Federation:
         finally:
             for client, train in zip(clients, trains, strict=True):
                 client.train = train
-
-    def _work(
-        self,
-        clients: Sequence[Client],
-        work: Callable[..., Any],
-        together: Callable[[Sequence[Client]], Any] | None,
-        arguments: tuple[Any, ...],
-    ) -> list[Any]:
-        """Return the results of the clients' work, which is done together if that is possible."""
-        results = together(clients) if together and len(clients) > 1 else None
-        return [work(client, *arguments) for client in clients] if results is None else results
 
     def work(self, client: Client, epochs: int | None = None) -> int:
         """Return the epochs or steps, as the job counts, that the client does in this round."""
