@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study import forked
-
 from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG
+
+sys.path.append(str(Path(__file__).parent / "study"))
+
+import forked
 
 FOLDER = Path("build/benchmarks")  # of runs that are not done
 DIVERGED = "the loss is nan"  # in the message of a run that ends by it

@@ -26,7 +26,7 @@ from hpcfed.core.exit_status import FAULT, as_shells_count
 from hpcfed.data import datasets
 from hpcfed.main import main
 
-datasets.read = cache(datasets.read)  # forks have the data sets that this process has read
+READ = cache(datasets.read)  # forks have the data sets that this process has read
 
 
 def start(words: Sequence[str], folder: Path) -> int:
@@ -48,17 +48,21 @@ def start(words: Sequence[str], folder: Path) -> int:
 @cache
 def read_data(words: tuple[str, ...]) -> None:
     """Read the data set of a job before the fork; errors are those of the run."""
+    own, datasets.read = datasets.read, READ
     try:
         job = load(list(words), environ={})
         datasets.load_for(job, job.data.name)
     except Exception:
         return
+    finally:
+        datasets.read = own
 
 
 def run(words: list[str], log: Path) -> NoReturn:
     """Run a job, and end this process with its exit status."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+    datasets.read = READ
     status = FAULT
     with open(log, "w") as file:
         sys.stdout = sys.stderr = file
