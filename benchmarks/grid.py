@@ -1,7 +1,7 @@
 """Tables whose cells are runs: each finished run leaves one line in a file of rows, and no other.
 
 The same call continues with the lines that are missing, or that other flags have made. Runs are
-forks of this process (`study/forked.py`), so that imports and data are paid once.
+forks of this process (`study/forks.py`), so that imports and data are paid once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG
 
 sys.path.append(str(Path(__file__).parent / "study"))
 
-import forked
+import forks
 
 FOLDER = Path("build/benchmarks")  # of runs that are not done
 DIVERGED = "the loss is nan"  # in the message of a run that ends by it
@@ -61,12 +61,12 @@ def fill(
     while True:
         while len(running) < side_by_side and (cell := next(wanted, None)):
             words = [str(cell.job), *cell.flags.split()]
-            running[forked.start(words, place(cell))] = cell
+            running[forks.start(words, place(cell))] = cell
         if not running:
             return failed
-        process, status, seconds = forked.wait()
+        process, status, seconds = forks.wait()
         cell = running.pop(process)
-        message = "" if status == DONE else forked.message(place(cell))
+        message = "" if status == DONE else forks.message(place(cell))
         if status == DONE:
             row = figures(cell.key, place(cell) / "results.h5")
         elif DIVERGED in message:
@@ -75,9 +75,9 @@ def fill(
             row = {"refused": message}
         else:
             failed.append(f"{cell.key}, status {status}: {message}")
-            forked.remove(place(cell))
+            forks.remove(place(cell))
             continue
-        forked.remove(place(cell))
+        forks.remove(place(cell))
         rows = read(file) | {cell.key: {"flags": cell.flags, "cpu": round(seconds, 1), **row}}
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n")
@@ -96,7 +96,7 @@ def stop_on_signals(running: dict[int, Cell]) -> None:
     def stop(*_: object) -> None:
         for process, cell in running.items():
             os.kill(process, signal.SIGKILL)
-            forked.remove(place(cell))
+            forks.remove(place(cell))
         print("stopped by a signal; the same command continues", file=sys.stderr)
         os._exit(RESUME_ME)
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import forked
+import forks
 import numpy as np
 import studycost
 import studyplan
@@ -105,11 +105,11 @@ def rounds_seconds(cell: str, name: str, rounds: int) -> float | None:
     flags = next(iter(studyplan.tuning(cell, name)))
     words = write_job(Task(cell, name, "trial", 0, flags), PLACE)
     words += ["--rounds", str(rounds), "--evaluate.every", str(studycost.ROUNDS[0])]
-    forked.start(words, PLACE / "measured")
-    status, seconds = forked.wait()[1:]
+    forks.start(words, PLACE / "measured")
+    status, seconds = forks.wait()[1:]
     if status != DONE:
-        print(f"{cell} {name}: {forked.message(PLACE / 'measured')}", file=sys.stderr)
-    forked.remove(PLACE / "measured")
+        print(f"{cell} {name}: {forks.message(PLACE / 'measured')}", file=sys.stderr)
+    forks.remove(PLACE / "measured")
     return round(seconds, 1) if status == DONE else None
 
 
@@ -131,10 +131,10 @@ def work(options: argparse.Namespace) -> None:
             if task is None:
                 break
             tried.add(task.key)
-            running[forked.start(write_job(task, PLACE), PLACE / task.key)] = task
+            running[forks.start(write_job(task, PLACE), PLACE / task.key)] = task
         if not running:
             return
-        process, status, seconds = forked.wait()
+        process, status, seconds = forks.wait()
         spent += seconds
         task = running.pop(process)
         if row := finish(task, status, seconds):
@@ -151,7 +151,7 @@ def stop_on_signals(running: dict[int, Task]) -> None:
         for process in running:
             os.kill(process, signal.SIGKILL)
         for task in running.values():
-            forked.remove(PLACE / task.key)
+            forks.remove(PLACE / task.key)
         print("stopped by a signal; the same command continues", file=sys.stderr)
         os._exit(RESUME_ME)
 
@@ -170,10 +170,10 @@ def finish(task: Task, status: int, seconds: float) -> dict[str, Any] | None:
     if status == DONE:
         row |= figures(folder / "results.h5", each=task.kind != "trial")
     elif status == WRONG:
-        row |= {"failed": forked.message(folder)[:200]}
+        row |= {"failed": forks.message(folder)[:200]}
     else:
-        print(f"{task}: status {status}: {forked.message(folder)}", file=sys.stderr)
-    forked.remove(folder)
+        print(f"{task}: status {status}: {forks.message(folder)}", file=sys.stderr)
+    forks.remove(folder)
     what = f"{task.cell} {task.method} {task.kind} {task.seed}"
     print(f"{what}: {seconds:.1f} s of CPU", flush=True)
     return row if status in (DONE, WRONG) else None

@@ -130,8 +130,8 @@ def worker(tmp_path, monkeypatch):
             return row(task, 0.5) if leaves else None
 
         waiting = iter(range(1000))
-        monkeypatch.setattr(study.forked, "start", start)
-        monkeypatch.setattr(study.forked, "wait", lambda: (next(waiting), 0, 1800.0))
+        monkeypatch.setattr(study.forks, "start", start)
+        monkeypatch.setattr(study.forks, "wait", lambda: (next(waiting), 0, 1800.0))
         monkeypatch.setattr(study, "finish", finish)
         study.work(
             Namespace(cells=["heart"], methods=["local"], seeds=1, side_by_side=2, hours=hours)
@@ -159,10 +159,8 @@ def test_a_run_is_a_fork_that_leaves_a_row_or_says_why_it_failed(tmp_path, monke
     task = next(iter(studyplan.tuning("heart", "local").values()))
 
     def run(*flags):
-        process = study.forked.start(
-            [*study.write_job(task, tmp_path), *flags], tmp_path / task.key
-        )
-        ended, status, seconds = study.forked.wait()
+        process = study.forks.start([*study.write_job(task, tmp_path), *flags], tmp_path / task.key)
+        ended, status, seconds = study.forks.wait()
         assert ended == process
         return study.finish(task, status, seconds)
 
