@@ -7,20 +7,19 @@ forks of this process (`study/forks.py`), so that imports and data are paid once
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG
+from runs import FOLDER, slug
+
+from hpcfed.core.exit_status import DONE, WRONG
 
 sys.path.append(str(Path(__file__).parent / "study"))
 
 import forks
 
-FOLDER = Path("build/benchmarks")  # of runs that are not done
 DIVERGED = "the loss is nan"  # in the message of a run that ends by it
 REFUSED = "defence.by = "  # in that of a method whose means a defence cannot take
 
@@ -57,7 +56,7 @@ def fill(
     wanted = iter(missing(cells, rows))
     running: dict[int, Cell] = {}  # by process
     failed = []
-    stop_on_signals(running)
+    forks.stop_on_signals(running, place)
     while True:
         while len(running) < side_by_side and (cell := next(wanted, None)):
             words = [str(cell.job), *cell.flags.split()]
@@ -86,19 +85,4 @@ def fill(
 
 def place(cell: Cell) -> Path:
     """Return the folder of a run that is not done."""
-    kept = "".join(c if c.isalnum() else "-" for c in cell.key)
-    return FOLDER / "grid" / kept
-
-
-def stop_on_signals(running: dict[int, Cell]) -> None:
-    """Let SIGTERM and SIGINT end this process and its runs, which another call does again."""
-
-    def stop(*_: object) -> None:
-        for process, cell in running.items():
-            os.kill(process, signal.SIGKILL)
-            forks.remove(place(cell))
-        print("stopped by a signal; the same command continues", file=sys.stderr)
-        os._exit(RESUME_ME)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    return FOLDER / "grid" / slug(cell.key)

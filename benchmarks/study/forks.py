@@ -13,19 +13,20 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch._dynamo  # noqa: F401
 
 import hpcfed.engine.run  # noqa: F401
 from hpcfed.config.load import load
-from hpcfed.core.exit_status import FAULT, as_shells_count
+from hpcfed.core.exit_status import FAULT, RESUME_ME, as_shells_count
 from hpcfed.data import datasets
 from hpcfed.main import main
 
+T = TypeVar("T")
 READ = cache(datasets.read)  # forks have the data sets that this process has read
 
 
@@ -81,6 +82,24 @@ def wait() -> tuple[int, int, float]:
         as_shells_count(os.waitstatus_to_exitcode(status)),
         usage.ru_utime + usage.ru_stime,
     )
+
+
+def stop_on_signals(running: Mapping[int, T], folder_of: Callable[[T], Path]) -> None:
+    """Let SIGTERM and SIGINT end this process and its runs, which another call does again.
+
+    running: the runs by process.
+    """
+
+    def stop(*_: object) -> None:
+        for process in running:
+            os.kill(process, signal.SIGKILL)
+        for one in running.values():
+            remove(folder_of(one))
+        print("stopped by a signal; the same command continues", file=sys.stderr)
+        os._exit(RESUME_ME)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
 
 
 def message(folder: Path) -> str:

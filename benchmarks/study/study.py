@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ import studyplan
 import studytables
 from studyplan import HERE, PLAN, Task, methods_of, read, ready, results, write_job
 
-from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG
+from hpcfed.core.exit_status import DONE, WRONG
 from hpcfed.results import summary
 from hpcfed.storage.results import load
 
@@ -119,7 +117,7 @@ def work(options: argparse.Namespace) -> None:
     spent = 0.0  # CPU seconds of ended runs
     running: dict[int, Task] = {}  # by process
     tried: set[str] = set()  # keys of started runs; one that leaves no row is for another call
-    stop_on_signals(running)
+    forks.stop_on_signals(running, lambda task: PLACE / task.key)
     while True:
         tasks = (
             task
@@ -142,21 +140,6 @@ def work(options: argparse.Namespace) -> None:
             results().mkdir(parents=True, exist_ok=True)
             with (results() / f"{task.cell}.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
-
-
-def stop_on_signals(running: dict[int, Task]) -> None:
-    """Let SIGTERM and SIGINT end this process and its runs, which another call does again."""
-
-    def stop(*_: object) -> None:
-        for process in running:
-            os.kill(process, signal.SIGKILL)
-        for task in running.values():
-            forks.remove(PLACE / task.key)
-        print("stopped by a signal; the same command continues", file=sys.stderr)
-        os._exit(RESUME_ME)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
 
 
 def finish(task: Task, status: int, seconds: float) -> dict[str, Any] | None:

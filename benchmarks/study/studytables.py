@@ -136,7 +136,7 @@ def draw_ranks(means: Mapping[str, Mapping[str, float]], path: Path) -> None:
     for by_method in means.values():
         kind = "one architecture" if "fedavg" in by_method else "different models"
         panels.setdefault(kind, []).append(by_method)
-    drawn = {kind: rank(cells) for kind, cells in panels.items() if len(cells) > 1}
-    drawn = {kind: one for kind, one in drawn.items() if len(one.mean) >= LEAST}
-    if drawn:
-        plotting.save(draw(drawn), path)
+    ranks = {kind: rank(cells) for kind, cells in panels.items() if len(cells) > 1}
+    ranks = {kind: one for kind, one in ranks.items() if len(one.mean) >= LEAST}
+    if ranks:
+        plotting.save(draw(ranks), path)

@@ -116,7 +116,7 @@ def worker(tmp_path, monkeypatch):
     """
     monkeypatch.setitem(PLAN, "results", tmp_path)
     monkeypatch.setattr(study, "PLACE", tmp_path / "runs")
-    monkeypatch.setattr(study, "stop_on_signals", lambda running: None)
+    monkeypatch.setattr(study.forks, "stop_on_signals", lambda running, folder_of: None)
 
     def work(hours, leaves=True):
         started, tasks = [], []
