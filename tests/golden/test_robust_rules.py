@@ -43,10 +43,10 @@ def result(rule, vectors, **more):
     """The update that the server gets."""
     server = more.get("server", ())
     choice = rule.choose(compare(vectors, **more))
-    moved = choice.factors[:, None] * vectors
+    changes = choice.factors[:, None] * vectors
     for amount, vector in zip(choice.server, server, strict=False):
-        moved = moved + amount * np.asarray(vector)
-    return (choice.weights[:, None] * moved).sum(axis=0) / choice.weights.sum()
+        changes = changes + amount * np.asarray(vector)
+    return (choice.weights[:, None] * changes).sum(axis=0) / choice.weights.sum()
 
 
 def test_the_median_of_five_is_the_third():

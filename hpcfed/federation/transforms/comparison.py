@@ -8,7 +8,7 @@ float64 without error, in any order. So G has the same bits on any machine and n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,10 +80,10 @@ def products(values: np.ndarray, exponents: np.ndarray, pairs: bool = True) -> n
     The unit of row i is 2^(exponents[i] - BITS).
     pairs: whether those of different vectors are needed; otherwise they are 0.
     """
-    whole = np.rint(np.ldexp(values, (BITS - exponents)[:, None]))
+    integers = np.rint(np.ldexp(values, (BITS - exponents)[:, None]))
     total = np.zeros((len(values), len(values)))
     for start in range(0, values.shape[1], 2**COLUMNS):
-        part = whole[:, start : start + 2**COLUMNS]
+        part = integers[:, start : start + 2**COLUMNS]
         total += part @ part.T if pairs else np.diag(np.square(part).sum(axis=1))
     return total
 
@@ -109,9 +109,10 @@ def gram(
     old: what is subtracted from the clients' values; None: nothing.
     pairs: whether products of different vectors are needed; otherwise they are 0.
     """
+    before = None if old is None else {name: finite(old[name]) for name in names}
     largest_by_entry = fed.comm.gather(
         {
-            entry: max((largest(term, name, old) for name in names), default=0.0)
+            entry: max((largest(term, name, before) for name in names), default=0.0)
             for entry, term in values.mine.items()
             if entry in entries
         }
@@ -123,12 +124,12 @@ def gram(
 
     def multiply(block: Block) -> np.ndarray:
         name, start, stop = block.section
-        clients = block.values if old is None else block.values - host(old[name])[start:stop]
+        clients = block.values if old is None else block.values - host(old[name], start, stop)
         values = np.zeros((len(bits), stop - start))
         for row, entry in zip(clients, block.entries, strict=True):
             values[position[entry]] = row
         for i, vector in enumerate(server, len(entries)):
-            values[i] = host(vector[name])[start:stop]
+            values[i] = host(vector[name], start, stop)
         return products(values, bits, pairs)
 
     total = np.zeros((len(bits),) * 2)
@@ -137,17 +138,17 @@ def gram(
     return in_units(total, bits)
 
 
-def largest(term: Term, name: str, old: Params | None = None) -> float:
+def largest(term: Term, name: str, old: Mapping[str, torch.Tensor] | None) -> float:
     """Return the largest magnitude of a tensor of a term, less the old value."""
     if name not in term.value or not term.value[name].numel():
         return 0.0
     value = finite(term.value[name])
-    return float((value - finite(old[name]) if old else value).abs().max())
+    return float((value if old is None else value - old[name]).abs().max())
 
 
-def host(value: torch.Tensor) -> np.ndarray:
-    """Return the values of a tensor in flat order, float64, 0 for those that are not finite."""
-    return finite(value).cpu().reshape(-1).numpy()
+def host(value: torch.Tensor, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """Return values start..stop - 1 of a tensor in flat order, float64, 0 for nan and infinity."""
+    return finite(value.reshape(-1)[start:stop]).cpu().numpy()
 
 
 def finite(value: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,8 @@ class TrimmedMean(Rule):
         summed = np.cumsum(weights, axis=0)
         left_out = summed[-1] * attackers_among(present, share) / present
         end = np.minimum(summed, summed[-1] - left_out)
-        kept = np.maximum(0.0, end - np.maximum(summed - weights, left_out))
-        return (kept * values).sum(axis=0) / kept.sum(axis=0)
+        counted = np.maximum(0.0, end - np.maximum(summed - weights, left_out))
+        return (counted * values).sum(axis=0) / counted.sum(axis=0)
 
 
 def in_order(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

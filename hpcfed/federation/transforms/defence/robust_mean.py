@@ -160,7 +160,6 @@ class OneMean:
         self.settings, self.rule = defence.settings, defence.rule
         self.server = self.rule.server(fed, keep, defence.last.get(call, keep * 0.0))
         self.values = SideBySide(fed, terms, keep, per)
-        self.old = {name: host(value) for name, value in keep.items()}
         trained = [name for name in keep if fed.trainable(name)]
         self.compared = frozenset(trained or keep)
 
@@ -208,7 +207,7 @@ class OneMean:
         everyone = self.buckets(len(self.values.clients))
 
         def combine(block: Block) -> np.ndarray:
-            result = self.old_values(block).copy()
+            result = self.old_values(block)
             if not block.entries:
                 return result
             if chosen is None:
@@ -241,7 +240,7 @@ class OneMean:
     def old_values(self, block: Block) -> np.ndarray:
         """Return the values of a section that the mean replaces, [m]."""
         name, start, stop = block.section
-        return self.old[name][start:stop]
+        return host(self.keep[name], start, stop)
 
     # Complete updates
 
@@ -402,16 +401,17 @@ class OneMean:
     def row(self, block: Block, at: slice) -> np.ndarray:
         """Return what the rule makes of one row of a block, [d]."""
         name, start, _ = block.section
-        old = self.old_values(block)[at]
+        first, end = start + at.start, start + at.stop
+        old = host(self.keep[name], first, end)
         present = np.flatnonzero(block.weights[:, at].any(axis=1))
         if not len(present):
             return old
         updates = block.values[present, at] - old
         weights = block.weights[present, at.start]
-        server = [host(change[name])[start:][at] for change in self.server]
+        server = [host(change[name], first, end) for change in self.server]
         vectors = np.concatenate([updates, *[vector[None] for vector in server]])
         bits = exponents(np.abs(vectors).max(axis=1))
-        unit = Unit([block.entries[i] for i in present], [f"{name} {start + at.start}"], weights)
+        unit = Unit([block.entries[i] for i in present], [f"{name} {first}"], weights)
         self.check_weights([weights])
         if self.too_few(len(present)):
             return Median().combine(
@@ -428,13 +428,12 @@ class OneMean:
         choice = buckets.spread(choice, weights)
         if not choice.weights.any():
             return old
-        moved = choice.factors[:, None] * updates
+        changes = choice.factors[:, None] * updates
         for amount, vector in zip(choice.server.tolist(), server, strict=True):
-            moved = moved + amount * vector
-        result = old + (choice.weights[:, None] * moved).sum(axis=0) / choice.weights.sum()
+            changes = changes + amount * vector
+        result = old + (choice.weights[:, None] * changes).sum(axis=0) / choice.weights.sum()
         if choice.noise:
             key = ("defence", self.fed.t, self.call, name)
-            first = start + at.start
             result += choice.noise * gaussian(self.fed.seed, *key, start=first, n=len(old))
         return result
 
