@@ -214,8 +214,8 @@ def measures_of(metric: str) -> dict[str, Measure]:
     measures = {"last": means["last"], "best": best, **means, **pooled, "unseen": other}
     share, high = is_share(metric), is_high(metric)
     scaled = {name: replace(one, share=share, high=high) for name, one in measures.items()}
-    own = fairness_measures(metric, means) | group_measures(metric)
-    return scaled | own | {"attack_success": success}
+    others = fairness_measures(metric, means) | group_measures(metric)
+    return scaled | others | {"attack_success": success}
 
 
 def unseen(metric: str, record: Record) -> Numbers:

@@ -171,8 +171,8 @@ def test_the_success_of_a_backdoor_and_who_attacks_are_in_the_record():
     row = toy.run(Serial(), job("fedavg", flags), rounds=1).rows[0]
     assert 0 <= row["rounds/attack_success"] <= 1
     assert row["clients/attacker"].tolist() == [False, False, True, False, True, False]
-    own = toy.run(Serial(), job("fedclassavg", flags), rounds=1).rows[0]
-    assert np.isnan(own["clients/attack_success"][[2, 4]]).all()
+    by_client = toy.run(Serial(), job("fedclassavg", flags), rounds=1).rows[0]
+    assert np.isnan(by_client["clients/attack_success"][[2, 4]]).all()
 
 
 def test_a_share_of_the_clients_attacks_the_same_ones_in_all_rounds():
