@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +11,10 @@ from torch import Tensor
 
 from hpcfed.core.params import Mean
 from hpcfed.core.payload import not_finite
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
 
 T = TypeVar("T")
 STATISTICS = ("running_mean", "running_var")  # endings of names
@@ -119,3 +123,8 @@ def added(value: Value, update: np.ndarray) -> Tensor:
 def cells(at: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
     """Return the index of positions in a larger array."""
     return np.ix_(*(np.asarray(torch.as_tensor(axis).cpu()) for axis in at))
+
+
+def turn_of(fed: Federation, client: Client) -> int:
+    """Return the number of the client's turn in the round, from 1."""
+    return fed.replay.given.get(client.id, 0)

@@ -20,7 +20,14 @@ import numpy as np
 from hpcfed.core import rng
 from hpcfed.core.params import Mean
 from hpcfed.federation.transforms.attack.attackers import Attacking
-from hpcfed.federation.transforms.values import Value, added, update_of, values_of, with_values
+from hpcfed.federation.transforms.values import (
+    Value,
+    added,
+    turn_of,
+    update_of,
+    values_of,
+    with_values,
+)
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -36,8 +43,7 @@ class OfUpdates(Attacking):
             return upload
         parts = {}
         for name, part in upload.parts.items():
-            turn = fed.replay.given.get(client.id, 0)
-            g = rng.stream(fed.seed, "attack", fed.t, client.id, turn, name)
+            g = rng.stream(fed.seed, "attack", fed.t, client.id, turn_of(fed, client), name)
             values = values_of(part, upload.relative_to.get(name))
             new = {value.path: added(value, self.replaced(value, g)) for value in values}
             parts[name] = with_values(part, new)
@@ -51,8 +57,10 @@ class OfUpdates(Attacking):
 class Noise(OfUpdates):
     """Random updates."""
 
+    usual = 0.1  # standard deviation
+
     def replaced(self, value: Value, g: np.random.Generator) -> np.ndarray:
-        return self.scale(0.1) * g.standard_normal(value.tensor.shape, np.float32)
+        return self.scale(self.usual) * g.standard_normal(value.tensor.shape, np.float32)
 
 
 class SignFlip(OfUpdates):
@@ -62,11 +70,10 @@ class SignFlip(OfUpdates):
         return np.float32(-self.scale(1.0)) * update_of(value)
 
 
-class FreeRider(OfUpdates):
+class FreeRider(Noise):
     """What was received, with noise that hides it."""
 
-    def replaced(self, value: Value, g: np.random.Generator) -> np.ndarray:
-        return self.scale(0.0) * g.standard_normal(value.tensor.shape, np.float32)
+    usual = 0.0
 
 
 class Overweight(Attacking):

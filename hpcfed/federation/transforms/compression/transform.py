@@ -40,6 +40,7 @@ from hpcfed.federation.transforms.values import (
     array,
     cells,
     tensor,
+    turn_of,
     update_of,
     values_of,
     with_values,
@@ -292,11 +293,6 @@ def widened(array: np.ndarray, value: Value) -> np.ndarray | None:
     if array.size:
         wide[tuple(slice(size) for size in array.shape)] = array
     return wide
-
-
-def turn_of(fed: Federation, client: Client) -> int:
-    """Return the number of the client's turn in the round, from 1."""
-    return fed.replay.given.get(client.id, 0)
 
 
 def in_virtual_time(fed: Federation) -> bool:
