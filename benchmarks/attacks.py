@@ -19,9 +19,8 @@ from typing import Any
 import grid
 import numpy as np
 from matplotlib.figure import Figure
-from runs import RESULTS, short_commit
+from runs import RESULTS
 
-from hpcfed.report.fairness import worst_tenth
 from hpcfed.results import summary
 from hpcfed.storage.results import load
 
@@ -32,7 +31,6 @@ KEPT = RESULTS / "attacks"
 ROWS = KEPT / "rows.json"
 SHARES, SEEDS = (0.1, 0.3), (0, 1, 2)
 NOBODY = "nobody"  # in the place of an attack
-COLUMNS = {"own": "clients/accuracy", "received": "clients/accuracy_received"}
 SIZE, POINTS = (7.2, 5.6), 7  # inches of the picture, and of its letters
 
 
@@ -82,15 +80,9 @@ def figures(cell: str, path: Path) -> dict[str, Any]:
     success of a backdoor; bytes that a client sends in a round; and the commit.
     """
     record = load(path)
-    scores = record.column(COLUMNS[METHODS[cell.split("/")[0]]["measure"]])[-1]
-    scores = scores[np.isfinite(scores)]
-    attack = summary.facts(record).get("attack", {})
     return {
-        "accuracy": round(float(scores.mean()), 5),
-        "worst_tenth": round(worst_tenth(scores, high=True), 5),
-        "success": attack.get("success"),
-        "up": round(float(summary.traffic(record)["up_per_client_round"]), 1),
-        "commit": short_commit(record),
+        **grid.of_clients(record, grid.COLUMNS[METHODS[cell.split("/")[0]]["measure"]]),
+        "success": summary.facts(record).get("attack", {}).get("success"),
     }
 
 

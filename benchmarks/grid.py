@@ -12,15 +12,21 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runs import FOLDER, slug
+import numpy as np
+from runs import FOLDER, short_commit, slug
 
 from hpcfed.core.exit_status import DONE, WRONG
+from hpcfed.report.fairness import worst_tenth
+from hpcfed.results import summary
+from hpcfed.storage.record import Record
 
 sys.path.append(str(Path(__file__).parent / "study"))
 
 import forks
 
 DIVERGED = "the loss is nan"  # in the message of a run that ends by it
+# of clients' accuracies: of their own models, and of what they would receive next
+COLUMNS = {"own": "clients/accuracy", "received": "clients/accuracy_received"}
 REFUSED = "defence.by = "  # in that of a method whose means a defence cannot take
 
 
@@ -81,6 +87,20 @@ def fill(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n")
         print(f"{cell.key}: {seconds:.1f} s of CPU", flush=True)
+
+
+def of_clients(record: Record, column: str) -> dict[str, Any]:
+    """Return of a run's last round the mean over clients of a column and that of the worst tenth,
+    bytes that a client sends in a round, and the commit; it ends in "+" if files differ.
+    """
+    scores = record.column(column)[-1]
+    scores = scores[np.isfinite(scores)]
+    return {
+        "accuracy": round(float(scores.mean()), 5),
+        "worst_tenth": round(worst_tenth(scores, high=True), 5),
+        "up": round(float(summary.traffic(record)["up_per_client_round"]), 1),
+        "commit": short_commit(record),
+    }
 
 
 def place(cell: Cell) -> Path:

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import grid
 import numpy as np
 from matplotlib.figure import Figure
-from runs import RESULTS, short_commit
+from runs import RESULTS
 
-from hpcfed.report.fairness import worst_tenth
 from hpcfed.results import privacy, summary
 from hpcfed.storage.results import load
 
@@ -33,7 +32,6 @@ ROWS = KEPT / "rows.json"
 STUDIES = ("privacy", "compression")
 DATA = ("fashion-mnist", "cifar10")
 SEEDS = (0, 1, 2)
-COLUMNS = {"own": "clients/accuracy", "received": "clients/accuracy_received"}
 PLAIN = "as they are"
 SIZE, POINTS = (7.0, 3.0), 8  # inches of a picture, and of its letters
 
@@ -100,17 +98,11 @@ def figures(key: str, path: Path) -> dict[str, float | str | None]:
     sends in a round, epsilon, seconds, and the commit of hpcfed; it ends in "+" if files differ.
     """
     record, method = load(path), key.split("/")[2]
-    scores = record.column(COLUMNS[PLAN["methods"][method]["measure"]])[-1]
-    scores = scores[np.isfinite(scores)]
-    traffic = summary.traffic(record)
     return {
-        "accuracy": round(float(scores.mean()), 5),
-        "worst_tenth": round(worst_tenth(scores, high=True), 5),
-        "up": round(float(traffic["up_per_client_round"]), 1),
-        "down": round(float(traffic["down_per_client_round"]), 1),
+        **grid.of_clients(record, grid.COLUMNS[PLAN["methods"][method]["measure"]]),
+        "down": round(float(summary.traffic(record)["down_per_client_round"]), 1),
         "epsilon": privacy.facts(record).get("epsilon"),
         "seconds": round(float(record.column("rounds/seconds").sum()), 1),
-        "commit": short_commit(record),
     }
 
 
