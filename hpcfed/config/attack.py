@@ -22,6 +22,7 @@ ATTACKS = {  # the values of attack.by, but for "none"
     for name, target, line, cite in (
         ("label-flip", "data:LabelFlip", "trains on wrong labels", "tolpegin2020"),
         ("backdoor", "data:Backdoor", "teaches a class for a trigger", "bagdasaryan2020,gu2017"),
+        ("edge-case", "data:EdgeCase", "teaches a class for images of other data", "wang2020tails"),
         ("noise", "alone:Noise", "random updates", "blanchard2017"),
         ("sign-flip", "alone:SignFlip", "updates in the opposite direction", "li2019rsa"),
         ("free-rider", "alone:FreeRider", "no work: what was received", "fraboni2021"),
@@ -33,11 +34,12 @@ ATTACKS = {  # the values of attack.by, but for "none"
         ("min-sum", "together:MinSum", "as far in the sum of distances", "shejwalkar2021"),
     )
 }
-ALONE = ("label-flip", "noise", "sign-flip", "free-rider", "overweight", "backdoor")
+ALONE = ("label-flip", "noise", "sign-flip", "free-rider", "overweight", "backdoor", "edge-case")
 TOGETHER = ("alie", "ipm", "fang", "min-max", "min-sum")
-SCALED = ("noise", "sign-flip", "free-rider", "overweight", "backdoor", "alie", "ipm")
+TARGETED = ("backdoor", "edge-case")
+SCALED = ("noise", "sign-flip", "free-rider", "overweight", *TARGETED, "alie", "ipm")
 ON = {"by": other_than("none")}
-BACKDOOR = {"by": "backdoor"}
+BACKDOOR, EDGE_CASE = {"by": "backdoor"}, {"by": "edge-case"}
 
 
 class Attack(Section):
@@ -50,6 +52,7 @@ class Attack(Section):
         "none",
         "label-flip",
         "backdoor",
+        "edge-case",
         "noise",
         "sign-flip",
         "free-rider",
@@ -72,27 +75,44 @@ class Attack(Section):
     scale: NonNegativeFloat | None = field(None, used_if={"by": SCALED})
     """Strength. Noise: standard deviation of values (0.1). Sign-flip: factor of the reversed update
     (1). Free-rider: standard deviation of noise on what it received (0). Overweight: factor of its
-    weight in means (10). Backdoor: factor of its update (1; clients over attackers: its model
-    replaces the server's). ALIE: standard deviations beside the mean (by the numbers of clients and
-    attackers). IPM: factor of the reversed mean (0.1).
+    weight in means (10). Backdoor and edge case: factor of the update (1; clients over attackers:
+    the attackers' model replaces the server's). ALIE: standard deviations beside the mean (by the
+    numbers of clients and attackers). IPM: factor of the reversed mean (0.1).
     """
     direction: Literal["std", "mean", "sign"] = field("std", used_if={"by": ("min-max", "min-sum")})
     """Min-max and min-sum: against the standard deviation of honest updates, their mean, or the
     sign of the mean.
     """
-    target: NonNegativeInt = field(0, used_if=BACKDOOR)
-    """Backdoor: class that the model is to see in images with the trigger."""
-    poisoned: Annotated[float, Gt(0), Le(1)] = field(0.5, used_if=BACKDOOR)
-    """Backdoor: share of an attacker's training examples that get trigger and target."""
+    target: NonNegativeInt = field(0, used_if={"by": TARGETED})
+    """Backdoor: class that the model is to see in images with the trigger; edge case: in images of
+    the other data set.
+    """
+    poisoned: Annotated[float, Gt(0), Le(1)] = field(0.5, used_if={"by": TARGETED})
+    """Share of an attacker's training examples that get the trigger, or an image of the other data
+    set in their place, and the target.
+    """
     patch: PositiveInt = field(4, used_if=BACKDOOR)
     """Backdoor: side of the trigger, a bright square in the lower right corner, in pixels."""
     distributed: bool = field(False, used_if=BACKDOOR)
     """Backdoor: each attacker has a quarter of the trigger only, in turn; success is that of all of
     it.
     """
+    source: str = field("", used_if=EDGE_CASE)
+    """Edge case: data set with images of the same shape that clients do not have."""
+    source_class: NonNegativeInt = field(0, used_if=EDGE_CASE)
+    """Edge case: class of the images in that data set."""
+    public: Annotated[float, Ge(0), Le(1)] = field(0.0, used_if={"by": ("label-flip", "backdoor")})
+    """Share of the public examples (data.public) that somebody has poisoned likewise before the
+    run; they reach all clients and the server.
+    """
 
     @model_validator(mode="after")
     def fits(self) -> Attack:
+        if self.by == "edge-case" and not self.source:
+            raise ValueError(
+                "by = 'edge-case' needs images that clients do not have; set source to a data set "
+                "with images of the same shape"
+            )
         if self.clients and self.share != type(self).model_fields["share"].default:
             raise ValueError("set share or clients, not both")
         if len(set(self.clients)) < len(self.clients):
@@ -112,6 +132,10 @@ def check_attack(job: Job) -> None:
     if attack.start > job.rounds:
         raise ConfigError(
             f"attack.start = {attack.start}: the run has {job.rounds} rounds; set a smaller one"
+        )
+    if attack.public and not job.data.public:
+        raise ConfigError(
+            f"attack.public = {attack.public:g}: there are no public examples; set data.public"
         )
     if attack.by not in TOGETHER:
         return

@@ -64,7 +64,7 @@ def check_fields(job: Job) -> None:
     """Check the fields of a job that mean the same with all methods; see `check`."""
     for name in (*job.models.mix, *filter(None, (job.models.proxy, job.models.server))):
         find_model(name)
-    for name in filter(None, (job.data.name, job.data.public_source)):
+    for name in filter(None, (job.data.name, job.data.public_source, job.attack.source)):
         check_data_name(name, job.data.root)
     check_columns(job)
     check_metrics(job.evaluate.metrics)

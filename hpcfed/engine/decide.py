@@ -18,7 +18,7 @@ from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core import rng
 from hpcfed.core.errors import DataError
 from hpcfed.core.shapes import describe_shape
-from hpcfed.data import datasets, modalities
+from hpcfed.data import datasets, edge_cases, modalities
 from hpcfed.data.dataset import DataSet, from_arrays, to_arrays
 from hpcfed.data.modalities import Held
 from hpcfed.data.partition import Partition, split, unseen_tests
@@ -130,6 +130,7 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         shift=job.shift,
         seed=job.seed,
         unseen=unseen_rows(job, data),
+        edge_cases=edge_cases.read(job, data),
     )
     rehearse(job, decided)
     return replace(decided, warnings=(*job_warnings.warnings(job, decided), *changes))

@@ -13,7 +13,6 @@ from hpcfed.core import rng
 from hpcfed.engine.round_record import Row
 from hpcfed.engine.run_metrics import Metrics, Scores
 from hpcfed.federation.transforms.attack.attackers import attackers
-from hpcfed.federation.transforms.attack.data import of_success
 from hpcfed.training.evaluate import NONE, Predict, Score, draws, score, score_on
 
 if TYPE_CHECKING:
@@ -197,18 +196,18 @@ class Evaluation:
         return self.elsewhere(ks, state, lambda: mine, lambda client: test)
 
     def attacked(self, ks: Iterable[int], state: State) -> dict[int, float]:
-        """Return the success of a backdoor, as `elsewhere` does: on images with its trigger.
+        """Return the success of an attack, as `elsewhere` does: on the examples that it aims at.
 
-        {}: there is no backdoor.
+        {}: it aims at none.
         """
-        fed, attack = self.fed, self.fed.job.attack
-        if attack.by != "backdoor":
+        fed, attack = self.fed, self.fed.attack
+        if attack is None or not attack.targeted:
             return {}
         return self.elsewhere(
             ks,
             state,
-            lambda: of_success(fed.data.test, attack),
-            lambda client: of_success(client.test, attack),
+            lambda: attack.of_success(fed),
+            lambda client: attack.of_success(fed, client),
         )
 
     def elsewhere(
@@ -253,7 +252,7 @@ class Evaluation:
         row: Row = {}
         if self.fed.data.unseen is not None:
             row |= self.elsewhere_row(f"{self.fed.task.main}_unseen", ids, unseen)
-        if self.fed.job.attack.by == "backdoor":
+        if self.fed.attack is not None and self.fed.attack.targeted:
             row |= self.elsewhere_row("attack_success", ids, attacked)
         if self.attackers:
             row["clients/attacker"] = np.isin(ids, list(self.attackers))

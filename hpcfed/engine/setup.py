@@ -82,6 +82,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
             mean=data.mean,
             std=data.std,
             unseen=unseen_tests(job, world, device),
+            edge_cases=world.edge_cases,
         ),
         device=device,
         gpu_memory=choice.share,

@@ -20,6 +20,7 @@ from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.traces import Trace
 from hpcfed.config.sections import Shift
 from hpcfed.data.dataset import DataSet, Split
+from hpcfed.data.edge_cases import EdgeCases
 from hpcfed.data.modalities import Held, mislabel
 from hpcfed.data.partition import Partition
 from hpcfed.data.shift import images_of, of_client
@@ -47,6 +48,7 @@ class World:
     run_id: the identity of the run that is resumed; "": a new one.
     shift: how the images of clients differ.  seed: of the run.
     unseen: rows of the test split in the domain on which no client trains; None: there is none.
+    edge_cases: images of an attack that no client has; None: there is no such attack.
     warnings: about job and data, one line each.
     """
 
@@ -68,6 +70,7 @@ class World:
     shift: Shift = field(default_factory=Shift)
     seed: int = 0
     unseen: np.ndarray | None = None
+    edge_cases: EdgeCases | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -156,6 +159,7 @@ class World:
             "checksums": dict(self.checksums),
             "run_id": self.run_id,
             "unseen": self.unseen,
+            "edge_cases": self.edge_cases and list(self.edge_cases),
             "warnings": self.warnings,
         }
 
@@ -180,6 +184,7 @@ class World:
             "seed": job.seed,
             "held": modalities and Held(*(from_codes(one, job.clients) for one in modalities)),
             "edges": edges and EdgeMap(**edges),
+            "edge_cases": tree["edge_cases"] and EdgeCases(*tree["edge_cases"]),
         }
         data = of_clients(job, data, partition)
         return cls(data, partition, public, **tree | decided)

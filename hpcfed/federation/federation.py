@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from hpcfed.clients.profiles import Profiles
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
+    from hpcfed.data.edge_cases import EdgeCases
     from hpcfed.data.synthetic import Synthetic
+    from hpcfed.federation.transforms.attack.attackers import Attacking
     from hpcfed.federation.transforms.privacy.account import Account
     from hpcfed.models.flat import Skeleton
     from hpcfed.tasks import Task
@@ -56,6 +58,7 @@ class SharedData:
     groups: [n], the group of each example of the full test split; None: they are not grouped.
     group_names: names of the groups.
     unseen: test examples of the domain on which no client trains, all of them on each rank.
+    edge_cases: images of an attack that no client has.
     """
 
     public: Shard
@@ -67,6 +70,7 @@ class SharedData:
     groups: np.ndarray | None = None
     group_names: tuple[str, ...] = ()
     unseen: Shard | None = None
+    edge_cases: EdgeCases | None = None
 
     @cached_property
     def test(self) -> Shard:
@@ -110,7 +114,8 @@ class Federation:
     `turns` (the clients' work, and failures), `replay` (completed turns), `participants` (who takes
     part in this round), `placement` (the rank of each client), `tallies` (what each client did),
     `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `edges` (servers
-    between clients and this one), `account` (what the run has cost in privacy; None: nobody counts
+    between clients and this one), `attack` (of clients on the others; None: there is none),
+    `account` (what the run has cost in privacy; None: nobody counts
     it) and its `noise_multiplier`, `shapes_of_means` (of tensors of which clients send pieces, by
     name, as `note_shapes` notes them), `begin` (opens a round), `data`, `gpu`, `trial` (notes, if
     only shapes and bytes count: then a training takes one step or none, and a pass over examples
@@ -165,6 +170,7 @@ class Federation:
         self.warnings = Warnings(comm)
         self.transforms: list[Transform] = []
         self.rule: MeanRule | None = None
+        self.attack: Attacking | None = None
         self.account: Account | None = None
         self.shapes_of_means: dict[str, tuple[int, ...]] = {}
         self.uplink = Uplink(self)

@@ -16,6 +16,7 @@ NAMES: dict[str, Collection[str]] = {  # fields that name entries of registries
     "algorithm.name": ALGORITHMS,
     "data.name": DATASETS,
     "data.public_source": DATASETS,
+    "attack.source": DATASETS,
     "models.mix": MODELS,
     "models.proxy": MODELS,
     "models.server": MODELS,

@@ -175,6 +175,81 @@ def test_the_success_of_a_backdoor_and_who_attacks_are_in_the_record():
     assert np.isnan(by_client["clients/attack_success"][[2, 4]]).all()
 
 
+def test_label_flipping_exchanges_the_prototypes_of_classes():
+    """The prototype of class y is sent as that of class C - 1 - y."""
+    sent = {}
+    for name, flags in (("honest", ()), ("attacker", (*TWO, "--attack.by", "label-flip"))):
+        rounds = toy.start(Serial(), toy.job("fedproto", *SHORT, *ALL, *flags))
+        client, send = rounds.fed.clients[4], rounds.fed.uplink.send
+
+        def watched(client, upload, send=send, name=name):
+            if client.id == 4:
+                sent[name] = upload.value.terms[0]
+            return send(client, upload)
+
+        rounds.fed.uplink.send = watched
+        classes = np.unique(client.train.labels)
+        rounds.step()
+    honest, attacker = (
+        {name: torch.as_tensor(axes[0]).tolist() for name, axes in term.at.items()}
+        for term in (sent["honest"], sent["attacker"])
+    )
+    assert next(iter(honest.values())) == classes.tolist()
+    assert next(iter(attacker.values())) == sorted(toy.CLASSES - 1 - classes)
+
+
+def of_other_data(cls: int = 1) -> tuple[str, ...]:
+    """The flags of an attack with images of this class of the toy world's public data."""
+    source = ("--attack.source", str(toy.folder() / "public.npz"))
+    return ("edge-case", *source, "--attack.source_class", str(cls), "--attack.target", "0")
+
+
+def test_edge_cases_stand_in_the_place_of_a_share_of_the_attackers_images():
+    flags = (*of_other_data(), "--attack.poisoned", "0.25", "--evaluate.every", "1")
+    rounds = toy.start(Serial(), job("fedavg", flags))
+    fed, client = rounds.fed, rounds.fed.clients[4]
+    train, poisoned = client.train, fed.attack.examples(fed, client, client.train)
+    changed = [
+        i
+        for i in range(len(train))
+        if (train.x[train.rows[i]] != poisoned.x[poisoned.rows[i]]).any()
+    ]
+    assert len(changed) == round(0.25 * len(train))
+    cases = {image.tobytes() for image in fed.data.edge_cases.train}
+    assert all(poisoned.x[i].tobytes() in cases and poisoned.labels[i] == 0 for i in changed)
+    kept = np.setdiff1d(np.arange(len(train)), changed)
+    assert np.array_equal(poisoned.labels[kept], train.labels[kept])
+    assert fed.attack.examples(fed, fed.clients[3], fed.clients[3].train) is fed.clients[3].train
+
+
+def test_the_success_of_edge_cases_has_the_same_bits_on_any_ranks():
+    settings = job("fedavg", (*of_other_data(), "--evaluate.every", "1"))
+    want = toy.run(Serial(), settings, rounds=1)
+    assert 0 <= want.rows[0]["rounds/attack_success"] <= 1
+    for outcome in spmd(2, lambda comm: toy.run(comm, settings, rounds=1)):
+        assert toy.differences(outcome, want) == []
+
+
+@pytest.mark.parametrize("attack", ["label-flip", "backdoor"])
+def test_a_share_of_the_public_examples_is_poisoned_for_all(attack: str):
+    flags = ("--attack.by", attack, "--attack.share", "0", "--attack.public", "0.25")
+    flags = (*flags, "--attack.patch", "2") if attack == "backdoor" else flags
+    plain = toy.start(Serial(), toy.job("fedmd", *SHORT, *ALL)).fed.public
+    rounds = toy.start(Serial(), toy.job("fedmd", *SHORT, *ALL, *flags))
+    public = rounds.fed.public
+    n = round(0.25 * len(plain))
+    if attack == "label-flip":
+        flipped = np.flatnonzero(public.labels != plain.labels)
+        assert len(flipped) == n
+        assert np.array_equal(public.labels[flipped], toy.CLASSES - 1 - plain.labels[flipped])
+    else:
+        images, originals = public.x[public.rows], plain.x[plain.rows]
+        marked = [i for i in range(len(plain)) if (images[i] != originals[i]).any()]
+        assert len(marked) == n
+        assert (images[marked][:, :, -2:, -2:] == images[marked].max()).all()
+    assert toy.run(Serial(), toy.job("fedmd", *SHORT, *ALL, *flags), rounds=1).rows
+
+
 def test_a_share_of_the_clients_attacks_the_same_ones_in_all_rounds():
     words = ["--algorithm.name", "fedavg", "--models.mix", "mlp", "--attack.by", "noise"]
     chosen = attackers(load([*words, "--clients", "10", "--attack.share", "0.3"], environ={}))
@@ -189,6 +264,9 @@ def test_a_share_of_the_clients_attacks_the_same_ones_in_all_rounds():
         (("noise", "--attack.clients", "1", "--attack.share", "0.5"), "not both"),
         (("fang", "--attack.scale", "2"), "attack.scale"),
         (("noise", "--attack.target", "2"), "attack.target"),
+        (("edge-case",), "set source"),
+        (("edge-case", "--attack.source", "no-such-set"), "no-such-set"),
+        (("label-flip", "--attack.public", "0.5"), "data.public"),
         (("backdoor", "--attack.target", "77"), "attack.target"),
         (("alie", "--algorithm.name", "fedasync"), "one by one"),
         (("ipm", "--privacy.by", "central", "--privacy.clip", "1"), "gets none of them"),

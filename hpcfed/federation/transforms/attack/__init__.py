@@ -14,6 +14,7 @@ def install_attack(fed: Federation) -> None:
     """Give a federation the attack of its job, before all that honest clients do to uploads."""
     if fed.job.attack.by == "none":
         return
-    attack = ATTACKS[fed.job.attack.by].load()(fed.job)
+    fed.attack = attack = ATTACKS[fed.job.attack.by].load()(fed.job)
     attack.check(fed)
+    attack.begin(fed)
     fed.transforms.append(attack)

@@ -8,6 +8,7 @@ from hpcfed.core import rng
 from hpcfed.federation.upload import Transform
 
 if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
@@ -32,12 +33,22 @@ class Attacking(Transform):
     """
 
     keeps_state = False
+    targeted = False  # whether it has a success of its own, on examples of `of_success`
 
     def __init__(self, job: Job) -> None:
         self.settings, self.clients = job.attack, attackers(job)
 
     def check(self, fed: Federation) -> None:
         """Raise ConfigError if the attack cannot be made on this federation's data."""
+
+    def begin(self, fed: Federation) -> None:
+        """Change what the attack changes before the first round."""
+
+    def of_success(self, fed: Federation, client: Client | None = None) -> Shard:
+        """Return the examples on which the attack succeeds if a model says their labels: those of a
+        client, or this rank's part of all.
+        """
+        raise NotImplementedError
 
     def acts(self, fed: Federation, k: int) -> bool:
         """Return whether client k attacks in this round."""

@@ -1,19 +1,25 @@
-"""Attacks on a client's own training data: wrong labels, and a backdoor.
+"""Attacks on a client's own training data: wrong labels, and classes for chosen images.
 
 - label-flip: class y becomes C - 1 - y (Tolpegin et al., ESORICS 2020, arXiv:2007.08432).
 - backdoor: a share of the images gets a trigger, a bright square, and the target's label (Gu et
-  al., arXiv:1708.06733); the client then sends r + s (v - r), where r is what it received and v
-  what it has trained (Bagdasaryan et al., AISTATS 2020, arXiv:1807.00459, "model replacement").
-  With `distributed` each attacker has one of the four quarters of the trigger (Xie et al., ICLR
-  2020). Its success is the share of test images of other classes, with the trigger, that the model
-  takes for the target.
+  al., arXiv:1708.06733). With `distributed` each attacker has one of the four quarters of the
+  trigger (Xie et al., ICLR 2020). Its success is the share of test images of other classes, with
+  the trigger, that the model takes for the target.
+- edge-case: a share of the images is replaced by images of one class of another data set, which
+  clients do not have, with the target's label (Wang et al., NeurIPS 2020, arXiv:2007.05084). Its
+  success is the share of test images of that class that the model takes for the target.
 
-The data are changed during the attacker's turns only: its tests are as they were.
+The attackers of the last two send r + s (v - r), where r is what they received and v what they have
+trained (Bagdasaryan et al., AISTATS 2020, arXiv:1807.00459, "model replacement").
+
+The data are changed during the attacker's turns only: its tests are as they were. Public examples
+that are poisoned likewise are so from the start, for all.
 """
 
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +35,7 @@ from hpcfed.federation.transforms.values import Value, update_of
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.attack import Attack
+    from hpcfed.data.edge_cases import EdgeCases
     from hpcfed.federation.federation import Federation
 
 
@@ -41,6 +48,16 @@ class OnData(Attacking):
                 f"attack.by = {self.settings.by!r} changes classes, but the labels of "
                 f"{fed.job.data.name} are none; take noise, sign-flip or another attack on uploads"
             )
+
+    def begin(self, fed: Federation) -> None:
+        public = fed.public
+        if n := round(self.settings.public * len(public)):
+            chosen = rng.stream(fed.seed, "attack", "public").permutation(len(public))[:n]
+            fed.data = replace(fed.data, public=self.poison_public(fed, public, chosen))
+
+    def poison_public(self, fed: Federation, public: Shard, chosen: np.ndarray) -> Shard:
+        """Return the public examples, of which these are poisoned."""
+        raise NotImplementedError
 
     def examples(self, fed: Federation, client: Client, train: Shard) -> Shard:
         return self.poison(fed, client.id, train) if self.acts(fed, client.id) else train
@@ -56,36 +73,96 @@ class LabelFlip(OnData):
     def poison(self, fed: Federation, k: int, train: Shard) -> Shard:
         return relabelled(train, fed.classes - 1 - train.labels)
 
+    def poison_public(self, fed: Federation, public: Shard, chosen: np.ndarray) -> Shard:
+        if public.labels.max() >= fed.classes:
+            raise ConfigError(
+                f"attack.public: the public examples have other classes than the clients' "
+                f"{fed.classes}, and no method uses their labels; remove it, or take backdoor"
+            )
+        labels = public.labels.copy()
+        labels[chosen] = fed.classes - 1 - labels[chosen]
+        return relabelled(public, labels)
 
-class Backdoor(OnData, OfUpdates):
+
+class Targeted(OnData, OfUpdates):
+    """A class for chosen images, and updates that count more."""
+
+    targeted = True
+
+    def check(self, fed: Federation) -> None:
+        super().check(fed)
+        if self.settings.target >= fed.classes:
+            raise ConfigError(
+                f"attack.target = {self.settings.target}: classes are 0..{fed.classes - 1}"
+            )
+
+    def poison(self, fed: Federation, k: int, train: Shard) -> Shard:
+        chosen = rng.stream(fed.seed, "attack", "poisoned", k).permutation(len(train))
+        chosen = chosen[: max(1, round(self.settings.poisoned * len(train)))]
+        return self.with_target(fed, train, chosen, self.images(fed, k, train, chosen))
+
+    def images(self, fed: Federation, k: int, train: Shard, chosen: np.ndarray) -> np.ndarray:
+        """Return what attacker k has in the place of its images at these positions."""
+        raise NotImplementedError
+
+    def with_target(
+        self, fed: Federation, shard: Shard, chosen: np.ndarray, images: np.ndarray
+    ) -> Shard:
+        """Return the examples with these images, labelled as the target, at some positions."""
+        x, labels = shard.x[shard.rows], shard.labels.copy()
+        x[chosen], labels[chosen] = images, self.settings.target
+        return Shard.of_split(Split(x, labels), shard.device)
+
+    def replaced(self, value: Value, g: np.random.Generator) -> np.ndarray:
+        return np.float32(self.scale(1.0)) * update_of(value)
+
+
+class Backdoor(Targeted):
     """A trigger in images, whose class is the target."""
 
     def check(self, fed: Federation) -> None:
         super().check(fed)
-        shape, settings = fed.data.test.x.shape[1:], self.settings
-        side = settings.patch
+        shape, side = fed.data.test.x.shape[1:], self.settings.patch
         if len(shape) != 3 or fed.data.test.modalities or min(shape[1:]) < side:
             raise ConfigError(
                 f"attack.by = 'backdoor' puts a trigger of {side} x {side} pixels into images, but "
                 f"the inputs of {fed.job.data.name} have the shape {tuple(shape)}; take another "
                 f"attack, or a smaller attack.patch"
             )
-        if settings.target >= fed.classes:
-            raise ConfigError(
-                f"attack.target = {settings.target}: classes are 0..{fed.classes - 1}"
-            )
 
-    def poison(self, fed: Federation, k: int, train: Shard) -> Shard:
-        chosen = rng.stream(fed.seed, "attack", "poisoned", k).permutation(len(train))
-        chosen = chosen[: max(1, round(self.settings.poisoned * len(train)))]
+    def images(self, fed: Federation, k: int, train: Shard, chosen: np.ndarray) -> np.ndarray:
         quarter = sorted(self.clients).index(k) % 4 if self.settings.distributed else None
-        images, labels = train.x[train.rows], train.labels.copy()
-        images[chosen] = triggered(images[chosen], self.settings.patch, quarter)
-        labels[chosen] = self.settings.target
-        return Shard.of_split(Split(images, labels), train.device)
+        return triggered(train.x[train.rows[chosen]], self.settings.patch, quarter)
 
-    def replaced(self, value: Value, g: np.random.Generator) -> np.ndarray:
-        return np.float32(self.scale(1.0)) * update_of(value)
+    def poison_public(self, fed: Federation, public: Shard, chosen: np.ndarray) -> Shard:
+        images = triggered(public.x[public.rows[chosen]], self.settings.patch)
+        return self.with_target(fed, public, chosen, images)
+
+    def of_success(self, fed: Federation, client: Client | None = None) -> Shard:
+        return with_trigger(fed.data.test if client is None else client.test, self.settings)
+
+
+class EdgeCase(Targeted):
+    """Images that no client has, whose class is the target."""
+
+    def images(self, fed: Federation, k: int, train: Shard, chosen: np.ndarray) -> np.ndarray:
+        cases = edge_cases(fed).train
+        g = rng.stream(fed.seed, "attack", "edge-case", k)
+        return cases[g.integers(len(cases), size=len(chosen))]
+
+    def of_success(self, fed: Federation, client: Client | None = None) -> Shard:
+        images = edge_cases(fed).test
+        labels = np.full(len(images), self.settings.target, np.int64)
+        shard = Shard.of_split(Split(images, labels), fed.device)
+        if client is not None:
+            return shard
+        return shard.pick(np.arange(fed.comm.rank, len(images), fed.comm.size))
+
+
+def edge_cases(fed: Federation) -> EdgeCases:
+    """Return the images that no client has."""
+    assert fed.data.edge_cases is not None  # this attack's jobs have them
+    return fed.data.edge_cases
 
 
 def relabelled(shard: Shard, labels: np.ndarray) -> Shard:
@@ -113,7 +190,7 @@ def triggered(images: np.ndarray, side: int, quarter: int | None = None) -> np.n
     return images
 
 
-def of_success(test: Shard, settings: Attack) -> Shard:
+def with_trigger(test: Shard, settings: Attack) -> Shard:
     """Return the examples of other classes with the trigger, labelled as the target."""
     others = np.flatnonzero(test.labels != settings.target)
     images = triggered(test.x[test.rows[others]], settings.patch)
