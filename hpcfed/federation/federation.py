@@ -21,7 +21,7 @@ from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.participants import Participants
 from hpcfed.federation.placement import Placement
 from hpcfed.federation.replay_log import ReplayLog
-from hpcfed.federation.sealed import MeanRule, check_open, sealed_parts
+from hpcfed.federation.sealed import MeanRule, Sealed, check_open, sealed_parts
 from hpcfed.federation.tallies import Tallies
 from hpcfed.federation.trial import Trial
 from hpcfed.federation.turns import Turns
@@ -488,21 +488,21 @@ class Federation:
         per: the unit that has its own weight (a complete part, a tensor, a row of it, a value).
         """
         if not isinstance(keep, Params):
-            pairs = list(uploads)
+            uploads = list(uploads)
             return {
-                name: self.mean([(k, parts[name]) for k, parts in pairs], values, per)
+                name: self.mean([(k, parts[name]) for k, parts in uploads], values, per)
                 for name, values in keep.items()
             }
+        pairs = list(uploads)
+        if wrong := [pair for pair in pairs if not isinstance(pair[1], (Mean, Sealed))]:
+            k, part = wrong[0]
+            raise user_code.OwnError(
+                f"{user_code.caller()}fed.mean gets a {type(part).__name__} from client {k}; "
+                f"give (client id, Mean.of(Params, weight)) for each client"
+            )
         if self.rule:
-            return self.rule.mean(self, sealed_parts(uploads, self.rule), keep, per)
-        terms: list[Term] = []
-        for k, part in uploads:
-            if not isinstance(part, Mean):
-                raise user_code.OwnError(
-                    f"{user_code.caller()}fed.mean gets a {type(part).__name__} from client {k}; "
-                    f"give (client id, Mean.of(Params, weight)) for each client"
-                )
-            terms.extend(part.terms)
+            return self.rule.mean(self, sealed_parts(pairs, self.rule), keep, per)
+        terms = [term for _, part in pairs for term in part.terms]
         self.note_shapes(terms, keep)
         return self.exchange.mean(terms, keep, per) if keep else keep
 

@@ -178,6 +178,15 @@ def test_a_share_of_clients_is_rounded_down():
     assert attackers_among(9, 0.3) == 2
 
 
+def test_products_with_the_server_need_no_pairs_of_clients():
+    vectors = np.random.default_rng(0).standard_normal((5, 5000))
+    bits = exponents(np.abs(vectors).max(axis=1))
+    every, few = products(vectors, bits), products(vectors, bits, pairs=False, server=2)
+    needed = np.eye(5, dtype=bool)
+    needed[3:] = needed[:, 3:] = True
+    assert np.array_equal(few[needed], every[needed]) and not few[~needed].any()
+
+
 def test_products_do_not_depend_on_the_order_of_values():
     g = np.random.default_rng(0)
     vectors = g.standard_normal((6, 5000))

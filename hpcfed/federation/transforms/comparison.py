@@ -74,17 +74,28 @@ def exponents(largest: np.ndarray) -> np.ndarray:
     return np.frexp(largest)[1]
 
 
-def products(values: np.ndarray, exponents: np.ndarray, pairs: bool = True) -> np.ndarray:
+def products(
+    values: np.ndarray, exponents: np.ndarray, pairs: bool = True, server: int = 0
+) -> np.ndarray:
     """Return the inner products [n, n] of rounded values [n, m], |values| < 2^exponents.
 
     The unit of row i is 2^(exponents[i] - BITS).
-    pairs: whether those of different vectors are needed; otherwise they are 0.
+    pairs: whether those of different clients are needed; otherwise they are 0.
+    server: how many of the vectors, the last ones, are the server's.
     """
     integers = np.rint(np.ldexp(values, (BITS - exponents)[:, None]))
     total = np.zeros((len(values), len(values)))
     for start in range(0, values.shape[1], 2**COLUMNS):
         part = integers[:, start : start + 2**COLUMNS]
-        total += part @ part.T if pairs else np.diag(np.square(part).sum(axis=1))
+        if pairs:
+            total += part @ part.T
+            continue
+        clients = slice(len(part) - server)
+        total[clients, clients] += np.diag(np.square(part[clients]).sum(axis=1))
+        if server:
+            with_server = part @ part[-server:].T
+            total[:, -server:] += with_server
+            total[-server:, clients] += with_server[clients].T
     return total
 
 
@@ -107,7 +118,7 @@ def gram(
     entries: of the clients, among those of `values`. What a client has not counts as 0.
     names: of the tensors that make the vectors.
     old: what is subtracted from the clients' values; None: nothing.
-    pairs: whether products of different vectors are needed; otherwise they are 0.
+    pairs: whether products of different clients' vectors are needed; otherwise they are 0.
     """
     before = None if old is None else {name: finite(old[name]) for name in names}
     largest_by_entry = fed.comm.gather(
@@ -130,7 +141,7 @@ def gram(
             values[position[entry]] = row
         for i, vector in enumerate(server, len(entries)):
             values[i] = host(vector[name], start, stop)
-        return products(values, bits, pairs)
+        return products(values, bits, pairs, len(server))
 
     total = np.zeros((len(bits),) * 2)
     for _, part in values.each(multiply, lambda name: name in names):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class FLTrust(Rule):
     """Weights by the cosine to the server's update, and its length for all."""
 
-    one_mean = True
+    pairs, one_mean = False, True
 
     def server(self, fed: Federation, keep: Params, last: Params) -> list[Params]:
         pooled = fed.pooled()

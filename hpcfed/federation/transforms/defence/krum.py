@@ -68,8 +68,10 @@ class Bulyan(Rule):
     def combine(self, values: np.ndarray, weights: np.ndarray, share: float) -> np.ndarray:
         nearest = max(1, len(values) - 4 * int(attackers_among(len(values), share)))
         values = values[weights[:, 0] > 0]
-        order = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
-        return np.take_along_axis(values, order[:nearest], axis=0).mean(axis=0)
+        columns = np.ascontiguousarray(values.T)
+        apart = np.abs(columns - np.median(columns, axis=1, keepdims=True))
+        order = np.argsort(apart, axis=1, kind="stable")[:, :nearest]
+        return np.take_along_axis(columns, order, axis=1).mean(axis=1)
 
 
 def scores(distances: np.ndarray, attackers: int) -> np.ndarray:

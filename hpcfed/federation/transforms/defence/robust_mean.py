@@ -133,9 +133,9 @@ class RobustMean(MeanRule):
         return result
 
 
-def single(fed: Federation, k: int, part: Any) -> Term:
+def single(fed: Federation, k: int, part: Mean) -> Term:
     """Return the only term of what a client adds to a mean."""
-    if not isinstance(part, Mean) or len(part.terms) != 1:
+    if len(part.terms) != 1:
         raise ConfigError(
             f"defence.by: client {k} adds several values to one mean of {fed.job.algorithm.name}, "
             f"which no rule compares with those of others; set defence.by = 'none'"
@@ -162,6 +162,7 @@ class OneMean:
         self.values = SideBySide(fed, terms, keep, per)
         trained = [name for name in keep if fed.trainable(name)]
         self.compared = frozenset(trained or keep)
+        self.pairs = self.rule.pairs or self.settings.bucket > 1  # lengths of groups need pairs too
 
     def compute(self) -> Params:
         """Return what the server gets; collective."""
@@ -217,9 +218,10 @@ class OneMean:
                 positions = list(range(len(block.entries)))
                 values, _ = buckets.average(block.values, block.weights, positions)
                 weights = np.broadcast_to(of_groups[:, None], values.shape)
-            present = weights.any(axis=0)
+            present, share = weights.any(axis=0), self.settings.attackers
+            if present.all():
+                return rule.combine(values, weights, share)  # without a copy of all values
             if present.any():
-                share = self.settings.attackers
                 result[present] = rule.combine(values[:, present], weights[:, present], share)
             return result
 
@@ -259,7 +261,7 @@ class OneMean:
                 self.compared.intersection(unit.names),
                 old,
                 self.server,
-                self.rule.pairs,
+                self.pairs,
             )
             for key, unit in units.items()
         }
@@ -418,7 +420,7 @@ class OneMean:
                 updates + old, np.broadcast_to(weights[:, None], updates.shape), 0.0
             )
         buckets = self.buckets(len(present), *unit.names)
-        inner = in_units(products(vectors, bits, self.rule.pairs), bits)
+        inner = in_units(products(vectors, bits, self.pairs, len(server)), bits)
         choice = self.choose(unit, inner, buckets)
         if self.rule.combines:
             wide = np.broadcast_to(weights[:, None], updates.shape)

@@ -31,7 +31,8 @@ class Rule:
     """A robust rule. It compares complete updates (`choose`), or values (`combine`), or both.
 
     compares: whether it chooses by a comparison of updates.
-    pairs: whether it compares them with one another; otherwise their lengths are enough.
+    pairs: whether it compares them with one another; otherwise their lengths are enough, and their
+    products with the server's vectors.
     combines: whether it combines values of one coordinate; otherwise the chosen ones are averaged.
     weighted: whether it takes into account the weights that clients have in the method's mean.
     one_mean: whether the method may compute only one mean in a round, that of its model.
