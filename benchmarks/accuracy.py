@@ -1,119 +1,176 @@
 """Accuracy with run.precision = "bf16" beside float32: three methods, two data sets, three seeds.
 
-`python benchmarks/accuracy.py [--seeds 0,1,2] [--side-by-side 1] [--methods fedavg] [--data
-cifar10]`
+`python benchmarks/accuracy.py [--seeds 0 1 2] [--methods fedavg] [--data cifar10]
+[--side-by-side 2]`
 
-Both runs of a pair have the same job, seed and cohorts, and differ in the precision alone. Writes
-one result file a run, and the differences of the last scores with their 95 % interval over the
-pairs that are done, to benchmarks/results/accuracy/. Runs that are there already are not run again,
-and a stopped one continues. `hpcfed plot` of the result files draws the curves.
+Both runs of a pair have the same job, seed and cohorts, and differ in the precision alone. Each
+finished run leaves a line in results/accuracy/rows.json, with the mean accuracy of clients in all
+evaluated rounds; table and picture are made of the lines. The same command continues with the lines
+that are missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runs import RESULTS, Run, run_all
+import grid
+import numpy as np
+from matplotlib.figure import Figure
+from runs import RESULTS
 
-from hpcfed.results.summary import facts
 from hpcfed.storage.results import load
 
-METHODS = ("fedavg", "fedclassavg", "fedproto")
+JOB = Path(__file__).with_suffix(".toml")
+# by which accuracy of clients a method is judged, and its flags over the job
+METHODS = {
+    "fedavg": ("received", "--evaluate.received true"),
+    "fedclassavg": ("own", ""),
+    "fedproto": ("own", ""),
+}
 DATA = ("fashion-mnist", "cifar10")
 PRECISIONS = ("float32", "bf16")
-FOLDER = RESULTS / "accuracy"
-# of Student's distribution, two-sided, by degrees of freedom; 1.96 for more
+SEEDS = (0, 1, 2)
+KEPT = RESULTS / "accuracy"
+ROWS = KEPT / "rows.json"
+# of Student's distribution, two-sided 95 %, by degrees of freedom; 1.96 for more
 QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 8: 2.306, 11: 2.201, 17: 2.11}
+SIZE, POINTS = (7.0, 3.0), 8  # inches of the picture, and of its letters
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
-    parser.add_argument("--side-by-side", type=int, default=1)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--data", nargs="+", choices=DATA, default=DATA)
-    parser.add_argument("--table", action="store_true", help="only the table of finished runs")
+    parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     options = parser.parse_args()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    if not options.table:
-        run_all(planned(options.seeds, options.methods, options.data), options.side_by_side)
-    rows = differences()
-    (FOLDER / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
-    for row in rows:
-        print(row)
+    wanted = cells(options.seeds, options.data, options.methods)
+    failed = grid.fill(ROWS, wanted, figures, options.side_by_side)
+    if rows := grid.read(ROWS):
+        text = "\n".join(table(rows))
+        (KEPT / "table.md").write_text(text + "\n")
+        print(text)
+        draw(rows)
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
-def numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
+def cells(
+    seeds: Sequence[int], names: Sequence[str], methods: Sequence[str]
+) -> Iterator[grid.Cell]:
+    """All runs, both precisions of a pair one after the other, and those of a seed together."""
+    for seed in seeds:
+        for data in names:
+            for method in methods:
+                for precision in PRECISIONS:
+                    start = f"--algorithm.name {method} --data.name {data} --seed {seed}"
+                    flags = f"{start} {METHODS[method][1]} --run.precision {precision}"
+                    yield grid.Cell(
+                        key(data, method, precision, seed), JOB, " ".join(flags.split())
+                    )
 
 
-def planned(seeds: Sequence[int], methods: Sequence[str], data: Sequence[str]) -> list[Run]:
-    """The runs, both precisions of a pair one after the other."""
-    job = Path(__file__).with_suffix(".toml")
+def key(data: str, method: str, precision: str, seed: int) -> str:
+    return f"{data}/{method}/{precision}/{seed}"
+
+
+def figures(cell: str, path: Path) -> dict[str, Any]:
+    """Mean accuracy of clients in the last round and in all evaluated ones, that of the worst
+    tenth, bytes that a client sends in a round, and the commit.
+    """
+    record = load(path)
+    column = grid.COLUMNS[METHODS[cell.split("/")[1]][0]]
+    return {**grid.of_clients(record, column), "curve": curve(record.column(column))}
+
+
+def curve(scores: np.ndarray) -> dict[str, float]:
+    """The mean over clients of each evaluated round, by its number from 1 on.
+
+    scores: [T, K]; nan without an evaluation.
+    """
+    return {
+        str(t): round(float(np.nanmean(row)), 5)
+        for t, row in enumerate(scores, 1)
+        if np.isfinite(row).any()
+    }
+
+
+def pairs(rows: Mapping[str, Any], data: str, method: str) -> list[tuple[float, float]]:
+    """The last accuracies, in points, of both runs of each seed whose runs are done."""
+    lines = [[rows.get(key(data, method, p, seed)) for p in PRECISIONS] for seed in SEEDS]
     return [
-        Run(
-            job,
-            (
-                *("--algorithm.name", method, "--data.name", name, "--seed", str(seed)),
-                *("--run.precision", precision),
-            ),
-            file(name, method, seed, precision),
-        )
-        for seed in seeds
-        for name in data
-        for method in methods
-        for precision in PRECISIONS
+        (100 * low["accuracy"], 100 * high["accuracy"])
+        for low, high in lines
+        if low and high and "accuracy" in low and "accuracy" in high
     ]
 
 
-def file(data: str, method: str, seed: int, precision: str) -> Path:
-    return FOLDER / f"{data}-{method}-{precision}-seed{seed}.h5"
-
-
-def differences() -> list[dict[str, Any]]:
-    """The row of each data set and method with finished pairs, and one of all pairs.
-
-    Differences are bf16 minus float32, in points of the mean accuracy of clients.
-    """
-    rows, everything = [], []
+def table(rows: Mapping[str, Any]) -> Iterator[str]:
+    """Accuracies of both precisions, and the mean difference with its 95 % interval."""
+    yield "| data | method | pairs | float32 | bf16 | difference |"
+    yield "|---|---|---|---|---|---|"
+    everything = []
     for data in DATA:
         for method in METHODS:
-            pairs = [p for seed in range(100) if (p := pair(data, method, seed)) is not None]
-            if pairs:
-                rows.append({"data": data, "method": method} | summary(pairs))
-                everything += pairs
-    return [*rows, {"data": "all", "method": "all"} | summary(everything)] if rows else []
+            if of_method := pairs(rows, data, method):
+                yield line(data, method, of_method)
+                everything += of_method
+    if everything:
+        yield line("all", "all", everything)
+    commits = sorted({row["commit"] for row in rows.values() if "commit" in row})
+    total = sum(1 for _ in cells(SEEDS, DATA, list(METHODS)))
+    yield ""
+    yield (
+        "Mean accuracy of clients in the last round, in points; difference: bf16 minus float32, "
+        f"with its 95 % interval. {len(rows)} of {total} runs. Commits: {', '.join(commits)}."
+    )
 
 
-def pair(data: str, method: str, seed: int) -> tuple[float, float] | None:
-    """The last accuracies of both runs of a pair; None if one is not done."""
-    files = [file(data, method, seed, precision) for precision in PRECISIONS]
-    if not all(path.exists() for path in files):
-        return None
-    low, high = (100 * facts(load(path))["accuracy"]["mean"] for path in files)
-    return low, high
+def line(data: str, method: str, of_method: Sequence[tuple[float, float]]) -> str:
+    low, high = (statistics.mean(scores) for scores in zip(*of_method, strict=True))
+    differences = [high - low for low, high in of_method]
+    text = f"{statistics.mean(differences):+.2f}"
+    if (n := len(differences)) > 1:
+        half = QUANTILES.get(n - 1, 1.96) * statistics.stdev(differences) / math.sqrt(n)
+        text += f" ± {half:.2f}"
+    return f"| {data} | {method} | {n} | {low:.2f} | {high:.2f} | {text} |"
 
 
-def summary(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Means of both precisions, and of their differences with half the width of its interval."""
-    apart = [high - low for low, high in pairs]
-    n = len(apart)
-    half = None
-    if n > 1:
-        half = QUANTILES.get(n - 1, 1.96) * statistics.stdev(apart) / math.sqrt(n)
-    return {
-        "pairs": n,
-        "float32": round(statistics.mean(low for low, _ in pairs), 2),
-        "bf16": round(statistics.mean(high for _, high in pairs), 2),
-        "difference": round(statistics.mean(apart), 3),
-        "half of the 95 % interval": None if half is None else round(half, 3),
-    }
+def draw(rows: Mapping[str, Any]) -> None:
+    """Draw accuracy over rounds: a colour per method, a line style per precision; lines are means
+    over seeds, bands reach from the lowest to the highest seed.
+    """
+    figure = Figure(figsize=SIZE, layout="constrained")
+    panels = figure.subplots(1, len(DATA))
+    for data, axes in zip(DATA, panels, strict=True):
+        for i, method in enumerate(METHODS):
+            for precision, style in zip(PRECISIONS, ("-", "--"), strict=True):
+                lines = [rows.get(key(data, method, precision, seed), {}) for seed in SEEDS]
+                curves = [row["curve"] for row in lines if "curve" in row]
+                if not curves:
+                    continue
+                rounds = [int(t) for t in curves[0]]
+                scores = np.array([list(curve.values()) for curve in curves])
+                label = f"{method}, {precision}"
+                axes.plot(rounds, scores.mean(0), style, color=f"C{i}", linewidth=1, label=label)
+                axes.fill_between(rounds, scores.min(0), scores.max(0), color=f"C{i}", alpha=0.1)
+        axes.set_title(data, fontsize=POINTS)
+        axes.set_xlabel("round", fontsize=POINTS)
+        axes.set_ylabel("accuracy, mean over clients", fontsize=POINTS)
+        axes.tick_params(labelsize=POINTS)
+        axes.grid(alpha=0.3)
+    handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=len_of)
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=POINTS - 1)
+    figure.savefig(KEPT / "curves.png", dpi=200)
+
+
+def len_of(entries: tuple[list[Any], list[str]]) -> int:
+    return len(entries[1])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from tests import limits
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path[:0] = [str(FOLDER), str(FOLDER / "htfllib")]
 
+import accuracy  # noqa: E402
 import archive  # noqa: E402
 import h5py  # noqa: E402
 import methods  # noqa: E402
@@ -218,9 +219,9 @@ def test_each_row_of_the_tables_on_own_data_is_a_job_that_hpcfed_takes():
 def test_a_table_on_own_data_shows_its_cells_beside_the_papers_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "KEPT", tmp_path)
     (tmp_path / "fesem").mkdir()
-    for seed, accuracy in enumerate((0.5, 0.75)):
+    for seed, score in enumerate((0.5, 0.75)):
         path = own.path("fesem", "FedAvg", seed)
-        path.write_text(str(accuracy))
+        path.write_text(str(score))
     monkeypatch.setattr(own, "last", lambda path, column: 100 * float(path.read_text()))
     lines = own.markdown("fesem").splitlines()
     assert "| FedAvg | 62.50 ± 17.68 | 84.9 |" in lines
@@ -298,3 +299,43 @@ def test_a_study_of_uploads_without_runs_writes_neither_table_nor_picture(tmp_pa
     text = (tmp_path / "compression.md").read_text()
     assert "| 0.500 (2.00 kB) |" in text and "1 of 222 runs. Commits: 0123abcd." in text
     assert "fashion-mnist" not in text
+
+
+def test_the_table_of_precisions_has_differences_of_pairs_with_their_interval(
+    tmp_path, monkeypatch
+):
+    """Differences of +1 and -1 points: the half interval is 12.706 * sqrt(2) / sqrt(2)."""
+    accuracies = {("float32", 0): 0.5, ("bf16", 0): 0.51, ("float32", 1): 0.6, ("bf16", 1): 0.59}
+    rows = {
+        accuracy.key("cifar10", "fedproto", precision, seed): {
+            "accuracy": value,
+            "commit": "0123abcd",
+            "curve": {"10": value / 2, "60": value},
+        }
+        for (precision, seed), value in accuracies.items()
+    }
+    rows[accuracy.key("cifar10", "fedavg", "bf16", 0)] = {"diverged": True}
+    rows[accuracy.key("cifar10", "fedclassavg", "bf16", 0)] = rows["cifar10/fedproto/bf16/0"]
+    monkeypatch.setattr(accuracy, "KEPT", tmp_path)
+    monkeypatch.setattr(accuracy.grid, "read", lambda file: rows)
+    monkeypatch.setattr(accuracy.grid, "fill", lambda *_: [])
+    monkeypatch.setattr(sys, "argv", ["accuracy.py"])
+    accuracy.main()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "table.md"]
+    text = (tmp_path / "table.md").read_text()
+    assert "| cifar10 | fedproto | 2 | 55.00 | 55.00 | +0.00 ± 12.71 |" in text
+    assert "| all | all | 2 |" in text and "| fedavg |" not in text
+    assert "6 of 36 runs. Commits: 0123abcd." in text
+
+
+def test_pairs_of_precisions_differ_in_the_precision_alone():
+    cells = list(accuracy.cells(accuracy.SEEDS, accuracy.DATA, list(accuracy.METHODS)))
+    assert len(cells) == len({cell.key for cell in cells}) == 36
+    for low, high in zip(cells[::2], cells[1::2], strict=True):
+        assert low.flags.replace("float32", "bf16") == high.flags != low.flags
+
+
+def test_a_curve_has_the_mean_over_clients_of_each_evaluated_round():
+    scores = np.full((4, 2), np.nan)
+    scores[1], scores[3] = [0.5, np.nan], [0.5, 0.75]
+    assert accuracy.curve(scores) == {"2": 0.5, "4": 0.625}
