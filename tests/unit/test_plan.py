@@ -47,13 +47,16 @@ FIELDS = [
 ]
 
 
-def trial(folder: Path, rows: int = 3, **header: Any) -> Path:
+def trial(folder: Path, rows: int = 3, joules: float | None = None, **header: Any) -> Path:
     """Client 0 has 10 training and 4 test examples and takes 1 s a round on rank 0, client 1 twice
     all that on rank 1.
 
     The first round is slower. Both ranks evaluate for 0.8 s in all, and spend 0.3 s beside what is
     recorded.
+
+    joules: of a round after the first, of the packages that rank 0 reads; None: not recorded.
     """
+    counted = {} if joules is None else {"ranks/joules_train": np.array([joules, np.nan])}
     plain = {
         "job": load(FIELDS, environ={}).plain(),
         "ranks": 2,
@@ -78,6 +81,7 @@ def trial(folder: Path, rows: int = 3, **header: Any) -> Path:
                 "ranks/wait": np.array([1.2, 0.1]),
                 "ranks/peak_bytes": np.array([10**8, 2 * 10**8]),
                 "ranks/peak_device_bytes": np.array([0, 0]),
+                **{name: slow * values for name, values in counted.items()},
             }
         )
     folder.mkdir()
@@ -291,6 +295,25 @@ def test_the_command_plans_from_a_trial(tmp_path: Path, capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     assert "2 nodes pay" in text and f"measured, in {run} on cpu" in text
     assert "assumed" not in text
+
+
+def test_energy_is_the_power_of_a_node_times_node_hours(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    """340 J in a round of 3.4 s are 100 W."""
+    assert costs(trial(tmp_path / "trial", joules=340.0), everybody=True).watts == pytest.approx(
+        100
+    )
+    words = ["plan", *FIELDS, "--costs", str(tmp_path / "trial"), "--nodes", "1,2"]
+    words += ["--log.energy", "true", "--log.carbon", "400", "--log.pue", "1.2"]
+    assert cli.main([*words, "--json"]) == 0
+    for one in json.loads(capsys.readouterr().out)["clusters"]:
+        kwh = one["node_hours"] * 0.1
+        assert one["joules"] == pytest.approx(3.6e6 * kwh)
+        assert one["kg_co2e"] == pytest.approx(kwh * 1.2 * 0.4)
+    assert cli.main(words) == 0
+    page = capsys.readouterr().out
+    assert "kWh" in page and "kg CO2e" in page and "100 W a node" in page
 
 
 def test_speeds_of_nodes_are_those_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture):

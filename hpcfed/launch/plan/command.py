@@ -20,6 +20,7 @@ from hpcfed.algorithms.trial import measure
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import duration, size, table
 from hpcfed.launch.plan.predict import Cluster, Demand, Network, Prediction, predict
+from hpcfed.machine.energy import KWH, carbon
 from hpcfed.machine.memory_budget import weights
 
 if TYPE_CHECKING:
@@ -85,9 +86,26 @@ def plan(
         "basis": basis(trial, costs, clusters[-1]),
         "best": best(predictions).nodes,
         "fastest": min(predictions, key=lambda p: p.seconds).nodes,
-        "clusters": [{**asdict(p), "node_hours": p.node_hours} for p in predictions],
+        "clusters": [
+            {**asdict(p), "node_hours": p.node_hours, **energy(p, trial.watts, job)}
+            for p in predictions
+        ],
     }
     return facts if json else page(predictions, facts)
+
+
+def energy(prediction: Prediction, watts: float | None, job: Job) -> dict[str, float | None]:
+    """Return the joules of a run, and kg of CO2 equivalents; None for what nothing is known of.
+
+    watts: of a node.
+    """
+    if watts is None:
+        return {"joules": None, "kg_co2e": None}
+    joules, log = 3600 * prediction.node_hours * watts, job.log
+    return {
+        "joules": joules,
+        "kg_co2e": None if log.carbon is None else carbon(joules, log.carbon, log.pue),
+    }
 
 
 def numbers(text: str) -> list[int]:
@@ -272,6 +290,10 @@ def basis(trial: Costs, run: Path | None, largest: Cluster) -> list[str]:
         f"measured, in {run} on {trial.processor}: seconds of training, of evaluation and of the "
         "server, and memory besides weights"
     ]
+    if trial.watts is not None:
+        lines.append(
+            f"measured: {trial.watts:.3g} W a node (log.energy); assumed: each node draws as much"
+        )
     if largest.ranks > 1:
         lines.append(
             "computed: placement of clients, waits, and messages from --latency and --bandwidth"
@@ -289,9 +311,15 @@ def basis(trial: Costs, run: Path | None, largest: Cluster) -> list[str]:
 def page(predictions: list[Prediction], facts: dict[str, Any]) -> Group:
     """Return the predictions for people."""
     gpu = max(p.gpu for p in predictions)
+    heads, rows = HEADS, [row(p) for p in predictions]
+    for name, head, unit in (("joules", ">kWh", KWH), ("kg_co2e", ">kg CO2e", 1.0)):
+        values = [one[name] for one in facts["clusters"]]
+        if values[0] is not None:
+            heads += f",{head}"
+            rows = [(*cells, f"{v / unit:.3g}") for cells, v in zip(rows, values, strict=True)]
     return Group(
         *(Text(f"warning: {line}") for line in facts["warnings"]),
-        table(HEADS, [row(p) for p in predictions]),
+        table(heads, rows),
         Text("\n" + "\n".join(facts["basis"])),
         *([Text(f"\nmemory a GPU: at most {size(gpu)}")] if gpu else []),
         Text(

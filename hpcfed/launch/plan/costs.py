@@ -47,6 +47,7 @@ class Costs:
     cores: of a node.
     processor: the trial's processor.
     job: the trial's job.
+    watts: mean power of a node, of what its counters count; None: not measured.
     """
 
     train: dict[str, float]
@@ -59,6 +60,7 @@ class Costs:
     cores: int
     processor: str
     job: dict[str, Any]
+    watts: float | None = None
 
     def of(self, architecture: str) -> float:
         """Return the seconds of an example. Raises ConfigError if the trial had none."""
@@ -100,6 +102,7 @@ def costs(run: Path, everybody: bool) -> Costs:
         cores=header["hardware"]["cores"],
         processor=header["hardware"]["device"],
         job=header["job"],
+        watts=power(record, skip),
     )
 
 
@@ -155,6 +158,16 @@ def rest(record: Record, skip: int) -> float:
     phases = sum(column(record, f"ranks/{phase}") for phase in PHASES)
     left = column(record, "rounds/seconds")[:, None] - phases
     return max(0.0, float(np.median(left[skip:])))
+
+
+def power(record: Record, skip: int) -> float | None:
+    """Return the mean power of a node in watts; None if no rank could read a counter."""
+    columns = [name for name in record.columns if name.startswith("ranks/joules_")]
+    joules = [record.columns[name][skip:] for name in columns]
+    if not any(np.isfinite(values).any() for values in joules):
+        return None
+    seconds = column(record, "rounds/seconds")[skip:].sum() * record.header["hardware"]["nodes"]
+    return float(sum(np.nansum(values) for values in joules) / seconds)
 
 
 def differing_fields(costs: Costs, job: dict[str, Any]) -> list[str]:
