@@ -39,7 +39,7 @@ class Measure:
     what: description for the caption.
     share: whether it is at most 1, as accuracy.
     high: whether more is better.
-    unit: B or s.
+    unit: B, s or J.
     each: returns the numbers of the clients, by client, of which `of` returns the mean; None if it
     is not a number of clients.
     """
@@ -89,9 +89,15 @@ MODELS = {
 
 
 def flow(what: str, unit: str, part: str, name: str) -> Measure:
-    """Return the measure of a number of the summary, of which less is better."""
+    """Return the measure of a number of the summary, of which less is better; None if it was not
+    recorded.
+    """
     return Measure(
-        what, lambda record: (facts(record)[part][name], None), share=False, high=False, unit=unit
+        what,
+        lambda record: (facts(record).get(part, {}).get(name), None),
+        share=False,
+        high=False,
+        unit=unit,
     )
 
 
@@ -99,6 +105,7 @@ FLOWS = {  # numbers that are not of a metric
     "down": flow("Bytes received per client and round", "B", "traffic", "down_per_client_round"),
     "up": flow("Bytes sent per client and round", "B", "traffic", "up_per_client_round"),
     "seconds": flow("Seconds of a round", "s", "time", "seconds_per_round"),
+    "joules": flow("Energy of a run", "J", "energy", "joules"),
 }
 
 

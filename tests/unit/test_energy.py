@@ -11,6 +11,7 @@ from hpcfed.engine.run import run_here
 from hpcfed.machine import energy
 from hpcfed.machine.clock import Clock
 from hpcfed.machine.energy import Counter, Meter, carbon, meter_of_rank, packages
+from hpcfed.report import measures
 from hpcfed.results import summary
 from hpcfed.storage import results
 from tests.contract import toy
@@ -121,6 +122,7 @@ def test_a_run_records_its_energy_and_the_summary_says_it(
     assert about["joules"] == pytest.approx(sum(about[phase] for phase in phases))
     assert about["kg_co2e"] == pytest.approx(about["joules"] / 3.6e6 * 0.4)
     assert "of CO2 equivalents" in summary.brief(record)
+    assert measures.FLOWS["joules"].of(record) == (about["joules"], None)
 
 
 def test_a_run_without_counters_says_so_and_goes_its_way(tmp_path: Path, monkeypatch, capsys):
@@ -133,3 +135,4 @@ def test_a_run_without_counters_says_so_and_goes_its_way(tmp_path: Path, monkeyp
     record = results.load(tmp_path / "run")
     assert summary.facts(record)["energy"]["joules"] is None
     assert "no counter could be read" in summary.brief(record)
+    assert measures.FLOWS["joules"].of(record) == (None, None)
