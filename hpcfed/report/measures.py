@@ -213,7 +213,7 @@ def measures_of(metric: str) -> dict[str, Measure]:
         partial(unseen, metric),
     )
     success = Measure(
-        "success of a backdoor: share of images with its trigger that the server's model takes for "
+        "success of a backdoor or edge case: share of its images that the server's model takes for "
         f"the target in the last round, or {OVER} of their models",
         attack_success,
         high=False,
@@ -234,7 +234,7 @@ def unseen(metric: str, record: Record) -> Numbers:
 
 
 def attack_success(record: Record) -> Numbers:
-    """Return the success of a backdoor."""
+    """Return the success of an attack on chosen images."""
     if "rounds/attack_success" not in record.columns:
         return None, None
     return summary.attack(record)["success"], None

@@ -293,7 +293,7 @@ def test_the_command_plans_from_a_trial(tmp_path: Path, capsys: pytest.CaptureFi
         cli.main(["plan", *FIELDS, "--costs", run, "--nodes", "1,2", "--ranks-per-node", "1"]) == 0
     )
     text = capsys.readouterr().out
-    assert "2 nodes pay" in text and f"measured, in {run} on cpu" in text
+    assert "of at least 50%: 2; the fastest: 2" in text and f"measured, in {run} on cpu" in text
     assert "assumed" not in text
 
 

@@ -323,8 +323,8 @@ def page(predictions: list[Prediction], facts: dict[str, Any]) -> Group:
         Text("\n" + "\n".join(facts["basis"])),
         *([Text(f"\nmemory a GPU: at most {size(gpu)}")] if gpu else []),
         Text(
-            f"\n{facts['best']} nodes pay: the most with an efficiency of at least {PAYS:.0%}; "
-            f"the fastest are {facts['fastest']}"
+            f"\nthe most nodes with an efficiency of at least {PAYS:.0%}: {facts['best']}; "
+            f"the fastest: {facts['fastest']}"
         ),
     )
 
