@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcfed.config.compression import CODECS
 from hpcfed.federation.transforms.compression.codec import Codec
@@ -39,27 +39,5 @@ def transform_of(settings: Settings) -> Compression:
 
 
 def codec_of(name: str, settings: Settings, unbiased: bool) -> Codec | None:
-    """Return the codec of this name with the job's settings; None for "none".
-
-    unbiased: random-k, QSGD and TernGrad decode values that are right in the mean.
-    """
-    if name == "none":
-        return None
-    together = settings.per == "message"
-    arguments: dict[str, dict[str, Any]] = {
-        "top-k": {"share": settings.share, "together": together},
-        "random-k": {"share": settings.share, "together": together, "scaled": unbiased},
-        "stc": {"share": settings.share, "together": together},
-        "qsgd": {
-            "levels": 2 ** (settings.bits - 1) - 1,
-            "bucket": settings.bucket,
-            "unbiased": unbiased,
-        },
-        "terngrad": {"unbiased": unbiased},
-        "sign": {"eta": settings.eta},
-        "eden": {"bits": settings.bits},
-        "powersgd": {"rank": settings.rank},
-        "sz3": {"bound": settings.bound},
-        "zfp": {"bound": settings.bound},
-    }
-    return CODECS[name].load()(**arguments.get(name, {}), min_size=settings.min_size)
+    """Return the codec of this name, as `Codec.of_job`; None for "none"."""
+    return None if name == "none" else CODECS[name].load().of_job(settings, unbiased)

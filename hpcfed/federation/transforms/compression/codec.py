@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from hpcfed.config.compression import Compression as Settings
 from hpcfed.core import rng
 from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.compression.bits import Reader
@@ -28,10 +29,14 @@ Shape = tuple[int, ...]
 class Codec:
     """One mechanism of compression; subclasses define `pack`, `unpack` and `most_bytes_of`.
 
+    `Compression` (`transform`) sends the messages: it adds what is lost to the next one (in
+    `client.memory`), counts their bytes, and announces the most bytes that they may have.
+
     min_size: tensors with fewer values travel as they are.
     together: the tensors of a message are encoded as one vector.
     contracts: ||x - decoded||^2 <= (1 - c) ||x||^2 for a c > 0, but the decoded value is biased:
-    then what is lost should be added to the next message.
+    then what is lost should be added to the next message. feedback = "auto" adds it for such codecs
+    alone.
     has_memory: `memory` is used.
     """
 
@@ -41,6 +46,15 @@ class Codec:
 
     def __init__(self, min_size: int = 0) -> None:
         self.min_size = min_size
+
+    @classmethod
+    def of_job(cls, settings: Settings, unbiased: bool) -> Self:
+        """Return the codec with the settings of a job; subclasses with settings replace it.
+
+        unbiased: what is decoded should be right in the mean, because nothing that is lost is added
+        to later messages.
+        """
+        return cls(min_size=settings.min_size)
 
     def pack(
         self, x: np.ndarray, generator: np.random.Generator, memory: dict[str, Any]

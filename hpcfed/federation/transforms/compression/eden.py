@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy.linalg import solve_banded
@@ -23,7 +23,7 @@ from scipy.special import ndtr, ndtri
 
 from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.compression.bits import Reader, pack
-from hpcfed.federation.transforms.compression.codec import Codec, Shape
+from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape
 
 LONGEST = 2**12  # values of a slice
 PADDED = 1.1  # a slice is at most so many times as long as its values, if it is not very short
@@ -39,6 +39,10 @@ class EDEN(Codec):
     def __init__(self, bits: int, min_size: int = 0) -> None:
         super().__init__(min_size)
         self.bits = bits
+
+    @classmethod
+    def of_job(cls, settings: Settings, unbiased: bool) -> Self:
+        return cls(settings.bits, min_size=settings.min_size)
 
     def pack(self, x: np.ndarray, generator: np.random.Generator, memory: dict[str, Any]) -> bytes:
         flat = x.ravel().astype(np.float64)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.federation.transforms.compression.bits import Reader
-from hpcfed.federation.transforms.compression.codec import Codec, Shape
+from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape
 
 
 class ErrorBounded(Codec):
@@ -26,6 +26,10 @@ class ErrorBounded(Codec):
         super().__init__(min_size)
         self.bound = bound
         self.module()
+
+    @classmethod
+    def of_job(cls, settings: Settings, unbiased: bool) -> Self:
+        return cls(settings.bound, min_size=settings.min_size)
 
     def module(self) -> Any:
         """Return the package. Raises ConfigError if it is missing."""

@@ -13,14 +13,14 @@ factors in one message; the mean of the decoded matrices has a rank of up to r t
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.federation.transforms.compression.bits import Reader
-from hpcfed.federation.transforms.compression.codec import Codec, Shape
+from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape
 
 
 class PowerSGD(Codec):
@@ -32,6 +32,10 @@ class PowerSGD(Codec):
     def __init__(self, rank: int, min_size: int = 0) -> None:
         super().__init__(min_size)
         self.rank = rank
+
+    @classmethod
+    def of_job(cls, settings: Settings, unbiased: bool) -> Self:
+        return cls(settings.rank, min_size=settings.min_size)
 
     def pack(
         self, x: np.ndarray, generator: np.random.Generator, memory: dict[str, Any]

@@ -9,13 +9,13 @@ Deviation: signs and levels have a fixed width, not the paper's Elias codes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.compression.bits import Reader, pack, width_of
-from hpcfed.federation.transforms.compression.codec import Codec, Shape
+from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape
 
 
 class QSGD(Codec):
@@ -34,6 +34,11 @@ class QSGD(Codec):
         super().__init__(min_size)
         self.levels, self.bucket, self.unbiased = levels, bucket, unbiased
         self.width = 1 + width_of(levels + 1)
+
+    @classmethod
+    def of_job(cls, settings: Settings, unbiased: bool) -> Self:
+        levels = 2 ** (settings.bits - 1) - 1
+        return cls(levels, settings.bucket, unbiased=unbiased, min_size=settings.min_size)
 
     def pack(self, x: np.ndarray, generator: np.random.Generator, memory: dict[str, Any]) -> bytes:
         flat = x.ravel().astype(np.float64)

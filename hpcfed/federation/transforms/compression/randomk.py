@@ -7,12 +7,12 @@ unless what is lost is added to later messages.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from hpcfed.federation.transforms.compression.bits import Reader
-from hpcfed.federation.transforms.compression.codec import Codec, Shape, count
+from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape, count
 
 
 class RandomK(Codec):
@@ -23,6 +23,11 @@ class RandomK(Codec):
     ) -> None:
         super().__init__(min_size)
         self.share, self.scaled, self.together = share, scaled, together
+
+    @classmethod
+    def of_job(cls, settings: Settings, unbiased: bool) -> Self:
+        together = settings.per == "message"
+        return cls(settings.share, scaled=unbiased, together=together, min_size=settings.min_size)
 
     def _positions(self, n: int, generator: np.random.Generator) -> np.ndarray:
         return np.sort(generator.choice(n, count(self.share, n), replace=False))

@@ -8,13 +8,13 @@ method's mean of what clients send; for the majority of signs see `vote`. One bi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from hpcfed.core.payload import bytes_of_bits
 from hpcfed.federation.transforms.compression.bits import Reader
-from hpcfed.federation.transforms.compression.codec import Codec, Shape
+from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape
 
 
 class Sign(Codec):
@@ -24,6 +24,10 @@ class Sign(Codec):
         super().__init__(min_size)
         self.eta = eta
         self.contracts = eta is None  # a fixed magnitude may be longer than the tensor
+
+    @classmethod
+    def of_job(cls, settings: Settings, unbiased: bool) -> Self:
+        return cls(settings.eta, min_size=settings.min_size)
 
     def pack(self, x: np.ndarray, generator: Any, memory: dict[str, Any]) -> bytes:
         signs = np.packbits(x.ravel() < 0).tobytes()

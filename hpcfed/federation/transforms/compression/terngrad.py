@@ -8,7 +8,7 @@ them; the scale is not shared among clients.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from hpcfed.federation.transforms.compression.bits import (
     pack_digits,
     unpack_digits,
 )
-from hpcfed.federation.transforms.compression.codec import Codec, Shape
+from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape
 
 
 class TernGrad(Codec):
@@ -31,6 +31,10 @@ class TernGrad(Codec):
     def __init__(self, unbiased: bool = True, min_size: int = 0) -> None:
         super().__init__(min_size)
         self.unbiased = unbiased
+
+    @classmethod
+    def of_job(cls, settings: Settings, unbiased: bool) -> Self:
+        return cls(unbiased=unbiased, min_size=settings.min_size)
 
     def pack(self, x: np.ndarray, generator: np.random.Generator, memory: dict[str, Any]) -> bytes:
         flat = x.ravel()

@@ -6,7 +6,7 @@ lowest positions are taken.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from hpcfed.federation.transforms.compression.bits import (
     pack_positions,
     read_positions,
 )
-from hpcfed.federation.transforms.compression.codec import Codec, Shape, count
+from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape, count
 
 
 def largest(x: np.ndarray, k: int) -> np.ndarray:
@@ -38,6 +38,10 @@ class TopK(Codec):
     def __init__(self, share: float, together: bool = True, min_size: int = 0) -> None:
         super().__init__(min_size)
         self.share, self.together = share, together
+
+    @classmethod
+    def of_job(cls, settings: Settings, unbiased: bool) -> Self:
+        return cls(settings.share, together=settings.per == "message", min_size=settings.min_size)
 
     def pack(self, x: np.ndarray, generator: Any, memory: dict[str, Any]) -> bytes:
         flat = x.ravel()
