@@ -119,7 +119,10 @@ class Evaluation:
         return type(self.algorithm).predictor is Method.predictor
 
     def own(self, ks: Iterable[int], state: State) -> dict[int, Score]:
-        """Return the scores after training of those of these clients that are in the cohort."""
+        """Return the scores after training of those of these clients that are in the cohort.
+
+        They are those of `after`, before the server has a new state.
+        """
         with self.fed.store.past.set_recording(False):
             ours = sorted(self.cohort.intersection(ks))
             validate = not self.validates_received

@@ -112,7 +112,10 @@ class Loop:
             self.output.results.header["placement"] = describe.placement_of(self.rounds)
 
     def stop_for_signal(self) -> int:
-        """End the run for a signal, with everything saved, and return the exit status."""
+        """End the run for a signal, and return the exit status.
+
+        It waits until the last checkpoint is complete: all ranks' parts, and the index.
+        """
         self.checkpoints.settle(needed=not self.checkpoints.saver.exists)
         if not self.output.failure:
             self.output.progress.say(

@@ -180,7 +180,8 @@ class Opened:
 
     due: whether it is evaluated.  before: scores of the cohort before its training.
     judged: the clients that are evaluated after the round.
-    early: scores of the clients that were evaluated while this rank waited for others.
+    early: scores of clients that were evaluated after their training but before the server's work,
+    so that this rank need not wait idly for slower ones (`Turns.meanwhile`).
     """
 
     cohort: list[int]
@@ -334,6 +335,7 @@ class Rounds:
         early: dict[int, Score] = {}
         if due and evaluation.independent:
             state = self.state
+            # `RoundBased.round` calls it when this rank's clients have trained
             fed.turns.meanwhile = lambda: early.update(evaluation.own(judged, state))
         return Opened(cohort, due, before, judged, early)
 

@@ -1,4 +1,18 @@
-"""Turns: the work of the clients of a round, one after the other, and the handling of failures."""
+"""Turns: the work of the clients of a round, one after the other, and the handling of failures.
+
+A turn fails if a loss, a weight (`training.divergence`) or an upload (`Uplink.send`) is nan or
+infinite, if the client's examples cannot be used, or for lack of memory. Any other error is a
+mistake in code, and ends the run. What follows a failure depends on the job's run.on_client_fault:
+
+- "stop", and always outside a round: an error that names the client ends the run on all ranks, with
+  exit status 2.
+- "drop": the failure is logged (`ReplayLog.fail`), and the rank continues with its next client. At
+  the next exchange all ranks raise Again (`Exchange.wait`). `Rounds.step` then undoes the round,
+  lets all ranks know who has failed (`Turns.share_failures`), and does it again without these
+  clients; turns that were completed before its first exchange are not repeated.
+  `Participants.begin` (in virtual time `Events`) counts what a failed client received and computed,
+  as for one that drops out.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +60,8 @@ class Turns:
     """Turns of this rank's clients: completed ones are replayed, new ones are logged as they end.
 
     grouping: cohort -> groups of clients, each of which trains on one rank; the same on all ranks.
-    meanwhile: called when no client's own model changes any more in the round, so that a rank works
-    instead of waiting for slower ones.
+    meanwhile: called by `RoundBased.round` when no client's own model changes any more in the
+    round; it scores this rank's clients, instead of waiting for slower ranks.
     """
 
     def __init__(

@@ -134,6 +134,29 @@ class Transform:
     It changes nothing by default. What it keeps of a client from round to round is in
     `client.memory`, never in its own fields: a trial uses the same object for other clients.
     keeps_state: whether it keeps anything. Then clients are not trained several at once.
+
+    A complete one, noise on all that clients send; weights of means and whole numbers stay:
+
+        from hpcfed.core import rng
+        from hpcfed.federation.transforms.values import turn_of, values_of, with_values
+
+        class Noise(Transform):
+            keeps_state = False
+
+            def __init__(self, std):
+                self.std = std
+
+            def noisy(self, tensor, g):
+                noise = torch.as_tensor(g.standard_normal(tuple(tensor.shape)))
+                return tensor + self.std * noise.to(tensor)
+
+            def upload(self, fed, client, upload):
+                g = rng.stream(fed.seed, "noise", fed.t, client.id, turn_of(fed, client))
+                parts = {}
+                for name, part in upload.parts.items():
+                    noisy = {value.path: self.noisy(value.tensor, g) for value in values_of(part)}
+                    parts[name] = with_values(part, noisy)
+                return upload.changed(parts)
     """
 
     keeps_state = True

@@ -1,4 +1,7 @@
-"""Checks of the losses and weights after local training, so that no step waits for a transfer."""
+"""Checks of the losses and weights after local training, so that no step waits for a transfer.
+
+`LocalSteps` makes them at its end. For what follows see `federation.turns`.
+"""
 
 from __future__ import annotations
 

@@ -16,10 +16,15 @@ from hpcfed.config.job import Job
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine.rounds import Rounds
+from hpcfed.tasks import make
 from tests.contract import toy
 from tests.threads import spmd
 
-TASKS = ("regression", "multilabel")
+LABELS = {  # of examples of these classes, by task
+    "regression": lambda y: np.stack([1e3 * y + np.arange(len(y)), -y / 2], 1),
+    "multilabel": lambda y: np.stack([y % 2, y // 2, y == 3], 1),
+}
+TASKS = tuple(LABELS)
 METHODS = [name for name in ALGORITHMS if not load(name)().needs_classes]
 WITHOUT = {  # options with which methods do without classes that need them by default
     "fed2": ("--algorithm.pairing", "none", "--algorithm.groups", "2"),
@@ -39,10 +44,8 @@ def file(task: str, wrong: bool = False) -> Path:
         for part, n in (("train", 96), ("test", 32)):
             x, y = toy.blobs(n, rng.stream(0, "toy", n))
             y = (y + wrong) % toy.CLASSES
-            numbers = np.stack([1e3 * y + np.arange(n), -y / 2], 1)
-            labels = np.stack([y % 2, y // 2, y == 3], 1)
             target[f"{part}/images"] = x
-            target[f"{part}/labels"] = numbers if task == "regression" else labels
+            target[f"{part}/labels"] = LABELS[task](y)
         target.attrs["task"] = task
     return path
 
@@ -83,7 +86,7 @@ def test_a_method_without_classes_learns_from_labels_with_the_same_bits_on_any_r
     if task == "regression":  # cross-entropy of a single output would not look at the labels
         other = toy.start(Serial(), job(method, task, *ONCE, wrong=True))
         assert any(toy.differences(after(other), right) for right in learned)
-    main = "mse" if task == "regression" else "macro_auc"
+    main = make(task).main
     assert any(np.isfinite(row[f"rounds/{main}_pooled"]) for row in want.rows)
     assert not any("accuracy" in name for row in want.rows for name in row)
 
@@ -108,7 +111,7 @@ def test_a_stopped_run_continues_to_the_same_bits(task: str, tmp_path: Path):
 def test_the_common_score_is_the_main_metric_on_the_full_test_split(task: str):
     usual = job("fedavg", task, "--evaluate.common", "--evaluate.received")
     want = toy.run(Serial(), usual)
-    main = "mse" if task == "regression" else "macro_auc"
+    main = make(task).main
     assert np.isfinite(want.rows[-1][f"rounds/{main}_common"])
     for got in spmd(3, lambda comm: toy.run(comm, usual)):
         assert toy.differences(got.rows, want.rows) == []

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import cleandoc
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,14 @@ import pytest
 import torch
 
 from hpcfed.algorithms import ALGORITHMS
-from hpcfed.comm import Serial
+from hpcfed.comm import Comm, Serial
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import map_tensors, nbytes, tensors
 from hpcfed.core.shapes import each
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.upload import Transform, Upload
 from tests.contract import toy
+from tests.threads import spmd
 
 # in which no client sends anything: they train alone, or the server does it all
 SILENT = ("local", "central")
@@ -285,6 +288,25 @@ def invert_inputs(rounds: Rounds) -> None:
 
 def results(outcome: toy.Outcome) -> list[Any]:
     return [outcome.state, outcome.weights, outcome.memory]
+
+
+def test_the_noise_in_the_docstring_is_a_transform_with_the_same_bits_on_any_ranks():
+    example = cleandoc(Transform.__doc__ or "").partition(":\n\n    ")[2]
+    names: dict[str, Any] = {"Transform": Transform, "torch": torch}
+    exec(dedent("    " + example), names)
+
+    def state(comm: Comm, std: float) -> Any:
+        going = toy.start(comm, toy.job("fedavg", *WORDS))
+        going.fed.transforms.append(names["Noise"](std))
+        for _ in range(ROUNDS):
+            going.step()
+        return deepcopy(going.state)
+
+    want = state(Serial(), 0.1)
+    assert toy.differences(state(Serial(), 0.0), plain("fedavg").outcomes[-1].state) == []
+    assert toy.differences(want, plain("fedavg").outcomes[-1].state) != []
+    for got in spmd(3, lambda comm: state(comm, 0.1)):
+        assert toy.differences(got, want) == []
 
 
 @pytest.mark.parametrize("by", ["power-of-choice", "oort"])

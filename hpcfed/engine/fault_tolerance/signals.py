@@ -60,8 +60,16 @@ def end_or_pass(number: int, _: object) -> None:
 class Signals:
     """Handler by which SIGTERM, SIGUSR1 and SIGINT ask this rank to stop, from `heed` to `close`.
 
-    In between they end no process.
-    seconds: how long clients that are being trained may continue.
+    In between they end no process. What follows:
+
+    1. `Heartbeat.visit` raises Stopped before the rank's next client, and `Heartbeat.step` in the
+       training of a client that takes longer than `seconds`; all ranks raise it at their next
+       exchange (`Exchange.wait`). If all of the round is done, nothing raises it: the round counts.
+    2. `Rounds.step` undoes the round. The turns that clients have completed stay in the replay log.
+    3. `Loop.run` saves a checkpoint: the state before the round, and with each client its completed
+       turns. When all of it is on disk, the run ends with exit status 75 (RESUME_ME).
+
+    seconds: how long clients that are being trained may continue (half of run.grace).
     got: the first signal received, or None.
     """
 
