@@ -74,8 +74,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Collections of garbage do not look again at what was imported."""
+    """Garbage is collected ten times less often, and without a look at what was imported."""
     gc.freeze()
+    gc.set_threshold(7_000, 10, 20)
     gc.enable()
 
 

@@ -13,11 +13,12 @@ from hpcfed.data import files
 from hpcfed.data.partition_file import Partition
 from hpcfed.models import MODELS, Entry
 from hpcfed.models.finetuning import Finetuning
-from hpcfed.models.flat import Skeleton
+from hpcfed.models.flat import Layout, Skeleton
 from tests.contract import toy
 
 FILES = ("data.npz", "public.npz", "partition.h5")
 STARTS: dict[tuple[Any, ...], Skeleton] = {}  # models with clients' initial weights
+LAYOUTS: dict[tuple[Any, ...], Layout] = {}  # of models
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -40,26 +41,42 @@ def files_in_memory() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def initial_weights_in_memory() -> Iterator[None]:
-    """The initial weights of a client are drawn once for all runs and methods.
+def models_in_memory() -> Iterator[None]:
+    """The initial weights of a client and the layout of an architecture are made once for all runs
+    and methods.
 
     They are only read. That they follow from the seed, the client and the architecture alone:
     `tests/unit/test_client.py`.
     """
-    start = ClientStore.start
+    start, layout = ClientStore.start, ClientStore.layout
 
     def start_once(store: ClientStore, architecture: str, k: int, shape: Any = None) -> Skeleton:
-        users = ":" in architecture  # a name that may stand for other code in another test
-        if users or store.finetuning != Finetuning():
+        if not reusable(store, architecture):
             return start(store, architecture, k, shape)
-        key = store.seed, store.recipe, architecture, k, shape
+        key = store.seed, store.recipe, store.precision, architecture, k, shape
         if key not in STARTS:
             STARTS[key] = start(store, architecture, k, shape)
         return STARTS[key]
 
+    def layout_once(store: ClientStore, architecture: str) -> Layout:
+        if not reusable(store, architecture):
+            return layout(store, architecture)
+        key = store.recipe, store.precision, architecture
+        if key not in LAYOUTS:
+            LAYOUTS[key] = layout(store, architecture)
+        return LAYOUTS[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ClientStore, "start", start_once)
+        patch.setattr(ClientStore, "layout", layout_once)
         yield
+
+
+def reusable(store: ClientStore, architecture: str) -> bool:
+    """Whether the model is that of all runs: of no fine-tuning, and of no name that may stand for
+    other code in another test.
+    """
+    return ":" not in architecture and store.finetuning == Finetuning()
 
 
 def read_once(read: Callable[..., Any]) -> Callable[..., Any]:
