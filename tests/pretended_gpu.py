@@ -18,9 +18,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -132,26 +131,70 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     here: list[Tensor] = []
     plain = [on_cpu(value, away, here) for value in args]
     how = {name: on_cpu(value, away, here) for name, value in kwargs.items()} if kwargs else {}
-    if here and away and op not in BOTH and any(tensor.dim() for tensor in here):
+    traits = TRAITS.get(id(op)) or find_traits(op)
+    if here and away and not traits.both and any(tensor.dim() for tensor in here):
         shapes = [list(tensor.shape) for tensor in here if tensor.dim()]
         raise RuntimeError(f"{op}: all tensors must be on one device, but {shapes} are on the host")
-    WAITS.count += op in COPIES_OR_READS and waits(op, args, kwargs)
+    if traits.may_wait:
+        WAITS.count += waits(op, args, kwargs)
     goes_there = isinstance(args[0], Away) if op is aten.copy_.default else bool(away)
-    LOCKED.count += bool(how and how.pop("pin_memory", False))
-    if how and how.get("device") is not None:
-        if torch._C._current_autograd_node() is None:
-            goes_there = on_gpu(how["device"])
-        else:  # a derivative asks for the device that C++ sees
-            goes_there = bool(away) or not here
-        how["device"] = HOST
+    if how:
+        LOCKED.count += bool(how.pop("pin_memory", False))
+        if how.get("device") is not None:
+            if torch._C._current_autograd_node() is None:
+                goes_there = on_gpu(how["device"])
+            else:  # a derivative asks for the device that C++ sees
+                goes_there = bool(away) or not here
+            how["device"] = HOST
     result = op(*plain, **how)
     if not goes_there:
         return result
+    if not traits.aliases:
+        return as_away(result, {})
     by_id = {id(tensor.there): tensor for tensor in away}  # operations in place return these
     result = as_away(result, by_id)
-    if away and aliases(op):
+    if not away:
+        return result
+    if traits.changes_form:
         return return_and_correct_aliasing(op, args, dict(kwargs), result)
+    if traits.is_view:
+        for view in result if isinstance(result, list | tuple) else (result,):
+            torch._functionalize_unsafe_set(view, args[0])
     return result
+
+
+class Traits(NamedTuple):
+    """What is to be done about an operation.
+
+    both: it takes tensors of the GPU and of the host. may_wait: the host may wait in it. aliases:
+    a result shares memory with an argument. is_view: with the first one, which does not change.
+    changes_form: of an argument, in place.
+    """
+
+    both: bool
+    may_wait: bool
+    aliases: bool
+    is_view: bool
+    changes_form: bool
+
+
+TRAITS: dict[int, Traits] = {}  # by the operation's id: there is one object of each
+
+
+def find_traits(op: Any) -> Traits:
+    """Return the traits of an operation, and note them in TRAITS."""
+    shared = [value.alias_info for value in op._schema.returns if value.alias_info is not None]
+    first = op._schema.arguments[0].alias_info if op._schema.arguments else None
+    is_view = bool(shared) and first is not None and not any(info.is_write for info in shared)
+    changes_form = torch.Tag.inplace_view in op.tags
+    traits = Traits(op in BOTH, op in COPIES_OR_READS, bool(shared), is_view, changes_form)
+    return TRAITS.setdefault(id(op), traits)
+
+
+NO_TENSORS = {  # types of arguments
+    *(int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout),
+    torch.memory_format,
+}
 
 
 def on_cpu(value: Any, away: list[Away], here: list[Tensor]) -> Any:
@@ -159,13 +202,16 @@ def on_cpu(value: Any, away: list[Away], here: list[Tensor]) -> Any:
 
     away, here: get the tensors of the GPU and of the host that are in it.
     """
-    if isinstance(value, Away):
+    kind = type(value)
+    if kind is Away:
         away.append(value)
         return value.there
+    if kind in NO_TENSORS:
+        return value
     if isinstance(value, Tensor):
         here.append(value)
     elif isinstance(value, list | tuple):
-        return type(value)([on_cpu(item, away, here) for item in value])
+        return kind([on_cpu(item, away, here) for item in value])
     return value
 
 
@@ -177,12 +223,6 @@ def as_away(value: Any, by_id: Mapping[int, Away]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([as_away(item, by_id) for item in value])
     return value
-
-
-@cache
-def aliases(op: Any) -> bool:
-    """Whether a result of the operation shares memory with an argument."""
-    return any(value.alias_info is not None for value in op._schema.returns)
 
 
 def waits(op: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
