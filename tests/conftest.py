@@ -41,7 +41,10 @@ FIRST = (  # few tests that take long, after which others fill up
 )
 BY_METHOD = tuple(
     f"tests/contract/test_{name}.py"
-    for name in ("contract", "options", "uploads", "downloads", "compressed", "privacy_methods")
+    for name in (
+        *("contract", "options", "mechanisms", "uploads", "downloads", "compressed"),
+        "privacy_methods",
+    )
 )
 QUICK = ("tests/house/", "tests/golden/")
 # The contract of these is quick: ranks, checkpoints, resume, faults and uploads of a method with

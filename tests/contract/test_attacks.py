@@ -1,6 +1,4 @@
-"""Every method runs with attackers among its clients and with a robust rule in the place of its
-means, on any ranks and resumed.
-"""
+"""Attackers among the clients; `test_mechanisms.py` examines them with every method."""
 
 from pathlib import Path
 
@@ -8,94 +6,25 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms import ALGORITHMS
-from hpcfed.comm import Comm, Serial
+from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
-from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import run_here
 from hpcfed.federation.transforms.attack.attackers import attackers
 from hpcfed.report.measures import measures_of
 from hpcfed.results import summary
 from hpcfed.storage import results
-from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
 
 SHORT = ("--rounds", "3", "--evaluate.every", "1000", "--evaluate.before", "false")
 ALL = ("--participation", "1")
 TWO = ("--attack.clients", "2,4")
-ATTACKS = {
-    0: ("alie", "--attack.scale", "1"),
-    1: ("sign-flip",),
-    2: ("min-max",),
-    3: ("fang",),
-    4: ("label-flip",),
-    5: ("noise",),
-}
-RULES = {  # by coordinates, by comparison, by weights, with memory of the server and of clients
-    0: ("median",),
-    1: ("multi-krum",),
-    2: ("geometric-median", "--defence.bucket", "2"),
-    3: ("centred-clipping", "--defence.clip", "0.1"),
-    4: ("foolsgold",),
-    5: ("trimmed-mean", "--defence.attackers", "0.34"),
-}
-REASONS = (  # of refusals
-    "arrive one by one",
-    "attack.by",
-    "nothing is averaged",
-    "the server of",
-    "compares complete uploads",
-    "counts clients alike",
-    "adds several values to one mean",
-)
-PLAIN = ("fedavg", "fedprox", "fedclassavg", "fedproto", "fedmd", "scaffold", "fedbn")
 
 
 def job(method: str, attack: tuple[str, ...], *flags: str):
     words = (*SHORT, *ALL, *TWO, *toy.different(method), "--attack.by", *attack, *flags)
     return toy.job(method, *words)
-
-
-@pytest.mark.parametrize("method", ALGORITHMS)
-def test_ranks_do_not_matter_nor_does_a_resumption_or_the_mechanism_is_refused(
-    method: str, tmp_path: Path
-):
-    """With attackers, and with a robust rule in the place of each mean if the method has any."""
-    i = list(ALGORITHMS).index(method)
-    flags = ("--defence.by", *RULES[i // len(ATTACKS) % len(RULES)])
-    rounds = start(method, ATTACKS[i % len(ATTACKS)], flags)
-    if rounds is None:
-        return
-    rows = []
-    for _ in range(2):
-        rows.append(rounds.step()[0])
-        if len(rows) == 1:
-            saving.save(rounds, tmp_path)
-    want, settings = toy.outcome(rounds, rows[1:]), rounds.fed.job
-
-    def on_rank(comm: Comm) -> toy.Outcome:
-        return toy.run(comm, settings, rounds=2, resume=tmp_path)
-
-    for outcome in spmd(2, on_rank):
-        assert toy.differences(outcome, want) == []
-
-
-def start(method: str, attack: tuple[str, ...], defence: tuple[str, ...]) -> Rounds | None:
-    """Begin a run with both, or with the one that the method does not refuse; None: it refuses
-    both.
-    """
-    attacked = (*TWO, "--attack.by", *attack)
-    for flags in ((*attacked, *defence), attacked, defence):
-        try:
-            return toy.start(
-                Serial(), toy.job(method, *SHORT, *ALL, *toy.different(method), *flags)
-            )
-        except ConfigError as error:
-            assert any(reason in str(error) for reason in REASONS), error
-            assert method not in PLAIN or "counts clients alike" in str(error)
-    return None
 
 
 @pytest.mark.parametrize("attack", ["label-flip", "sign-flip", "alie", "fang", "min-sum", "ipm"])

@@ -1,31 +1,13 @@
-"""Every method runs with compressed uploads and downloads: on any ranks, resumed, and lossless ones
-as if there were none.
-"""
-
-from functools import cache
-from pathlib import Path
+"""Compressed uploads and downloads; `test_mechanisms.py` examines them with every method."""
 
 import pytest
 
-from hpcfed.algorithms import ALGORITHMS
-from hpcfed.comm import Comm, Serial
-from hpcfed.core.errors import ConfigError
-from tests import saving
+from hpcfed.comm import Serial
 from tests.contract import toy
-from tests.contract.test_uploads import SILENT, WORDS, plain
-from tests.threads import spmd
+from tests.contract.test_uploads import WORDS, plain
 
 SMALL = ("--compression.min_size", "16")  # the toy models have small tensors
-MIXED = {  # biased and with feedback, or unbiased and random, in turn
-    0: ("--compression.by", "top-k", "--compression.down", "top-k"),
-    1: ("--compression.by", "qsgd", "--compression.down", "int8"),
-    2: ("--compression.by", "sign", "--compression.feedback", "ef21"),
-    3: ("--compression.by", "random-k", "--compression.down", "stc"),
-    4: ("--compression.by", "powersgd", "--compression.rank", "1"),
-    5: ("--compression.by", "eden", "--compression.down", "terngrad"),
-}
 FULL = ("--compression.by", "top-k", "--compression.down", "top-k", "--compression.share", "1")
-each_method = pytest.mark.parametrize("method", ALGORITHMS)
 
 
 def job(method: str, *flags: str):
@@ -39,33 +21,6 @@ def computed(outcome: toy.Outcome) -> list:
         for k, values in outcome.memory.items()
     }
     return [outcome.state, outcome.weights, memory]
-
-
-@cache
-def number(method: str) -> int:
-    return list(ALGORITHMS).index(method)
-
-
-@each_method
-def test_ranks_do_not_matter_nor_does_a_resumption(method: str, tmp_path: Path):
-    """One rank saves after a round; two continue from there, with the same bits as the one."""
-    flags = (*SMALL, *MIXED[number(method) % len(MIXED)])
-    if method in SILENT:
-        with pytest.raises(ConfigError, match="compression"):
-            job(method, *flags)
-        return
-    rounds, rows = toy.start(Serial(), job(method, *flags)), []
-    for _ in range(2):
-        rows.append(rounds.step()[0])
-        if len(rows) == 1:
-            saving.save(rounds, tmp_path)
-    want = toy.outcome(rounds, rows[1:])
-
-    def on_rank(comm: Comm) -> toy.Outcome:
-        return toy.run(comm, job(method, *flags), rounds=2, resume=tmp_path)
-
-    for got in spmd(2, on_rank):
-        assert toy.differences(got, want) == []
 
 
 @pytest.mark.parametrize("method", toy.CATEGORIES)

@@ -1,4 +1,4 @@
-"""Robust rules in the place of means; `test_attacks.py` examines them for every method."""
+"""Robust rules in the place of means; `test_mechanisms.py` examines them with every method."""
 
 import pytest
 import torch
