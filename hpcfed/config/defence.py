@@ -51,7 +51,8 @@ ALIKE = (
     "fltrust",
     "flame",
 )  # count all clients alike
-LEAST = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}  # clients: a f + b of f attackers
+# uploads, or groups of them, that a rule needs against f attackers: a f + b
+LEAST = {"trimmed-mean": (2, 1), "krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}
 
 
 class Defence(Section):
@@ -79,9 +80,7 @@ class Defence(Section):
     the others take into account the weights that clients have in the mean. FLTrust trains on
     labelled public data (data.public).
     """
-    attackers: Annotated[float, Ge(0), Lt(0.5)] = field(
-        0.2, used_if={"by": ("trimmed-mean", "krum", "multi-krum", "bulyan")}
-    )
+    attackers: Annotated[float, Ge(0), Lt(0.5)] = field(0.2, used_if={"by": tuple(LEAST)})
     """Share of a cohort that the rule takes for attackers, rounded down to clients."""
     bucket: PositiveInt = field(1, used_if={"by": other_than("none", "norm-bound", "foolsgold")})
     """Clients whose uploads are averaged, in random groups, before the rule sees them (bucketing),
@@ -137,18 +136,21 @@ def check_defence(job: Job) -> None:
         )
     n = job.cohort_size
     f = int(defence.attackers * n + 1e-9)
-    if defence.by in ("trimmed-mean", "krum", "multi-krum", "bulyan") and not f:
+    if defence.by in LEAST and not f:
         raise ConfigError(
             f"defence.attackers = {defence.attackers:g}: of a cohort of {n} that is no client, so "
             f"that {defence.by} withstands none; set a share of at least {1 / n:.3g}"
         )
     a, b = LEAST.get(defence.by, (0, 0))
-    buckets = -(-n // defence.bucket)
-    if buckets < a * f + b:
-        groups = f" in groups of {defence.bucket}" if defence.bucket > 1 else ""
+    groups = -(-n // defence.bucket)
+    if groups < a * f + b:
+        units, size, smaller = "clients", "", "a smaller defence.attackers"
+        if defence.bucket > 1:
+            units, size = "groups", f" groups of {n} clients"
+            smaller += ", a smaller defence.bucket"
         raise ConfigError(
-            f"{where} needs {a} f + {b} = {a * f + b} clients against f = {f} attackers, but a "
-            f"cohort has {n}{groups}; set a smaller defence.attackers, or a larger participation"
+            f"{where} needs {a} f + {b} = {a * f + b} {units} against f = {f} attackers, but a "
+            f"cohort has {groups}{size}; set {smaller}, or a larger participation"
         )
     if defence.by in ALIKE and getattr(job.algorithm, "weighting", "uniform") != "uniform":
         raise ConfigError(

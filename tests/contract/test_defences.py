@@ -72,6 +72,10 @@ def test_a_median_of_prototypes_is_that_of_the_clients_that_have_the_class():
         (("--defence.by", "krum", "--clients", "4", "--defence.attackers", "0.3"), "needs 2 f"),
         (("--defence.by", "bulyan", "--clients", "10", "--defence.attackers", "0.2"), "4 f"),
         (("--defence.by", "trimmed-mean", "--clients", "4"), "no client"),
+        (
+            ("--defence.by", "trimmed-mean", "--clients", "10", "--defence.bucket", "4"),
+            "5 groups against f = 2 attackers, but a cohort has 3 groups of 10 clients",
+        ),
         (("--defence.by", "centred-clipping"), "set clip"),
         (("--defence.by", "fltrust"), "set data.public"),
         (("--defence.by", "median", "--defence.nu", "1"), "defence.nu"),

@@ -24,6 +24,7 @@ from hpcfed.federation.transforms.defence.rule import attackers_among
 
 FIVE = np.array([[0.0], [1.0], [2.0], [3.0], [100.0]])  # the last one is an attacker's
 SEVEN = np.array([[0.0], [1.0], [2.0], [3.0], [4.0], [5.0], [100.0]])
+ONE = np.array([1])  # attacker, for each value
 TRIANGLE = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 3.0]])
 
 
@@ -50,33 +51,33 @@ def result(rule, vectors, **more):
 
 
 def test_the_median_of_five_is_the_third():
-    assert Median().combine(FIVE, np.ones((5, 1)), 0.2) == [2.0]
+    assert Median().combine(FIVE, np.ones((5, 1)), ONE) == [2.0]
 
 
 def test_the_median_of_four_is_the_mean_of_the_two_in_the_middle():
-    assert Median().combine(FIVE[:4], np.ones((4, 1)), 0.2) == [1.5]
+    assert Median().combine(FIVE[:4], np.ones((4, 1)), ONE) == [1.5]
 
 
 def test_a_weighted_median_has_half_of_the_weight_on_each_side():
     weights = np.array([[1.0], [1.0], [1.0], [1.0], [5.0]])
-    assert Median().combine(FIVE, weights, 0.2) == [100.0]
-    assert Median().combine(FIVE, np.array([[3.0], [1], [1], [0], [1]]), 0.2) == [0.5]
+    assert Median().combine(FIVE, weights, ONE) == [100.0]
+    assert Median().combine(FIVE, np.array([[3.0], [1], [1], [0], [1]]), ONE) == [0.5]
 
 
 def test_values_without_weight_do_not_count():
     weights = np.array([[1.0], [1.0], [1.0], [0.0], [0.0]])
-    assert Median().combine(FIVE, weights, 0.2) == [1.0]
-    assert TrimmedMean().combine(FIVE, weights, 0.34) == [1.0]
+    assert Median().combine(FIVE, weights, ONE) == [1.0]
+    assert TrimmedMean().combine(FIVE, weights, ONE) == [1.0]
 
 
 def test_the_trimmed_mean_leaves_out_the_smallest_and_the_largest():
-    assert TrimmedMean().combine(FIVE, np.ones((5, 1)), 0.2) == [2.0]
+    assert TrimmedMean().combine(FIVE, np.ones((5, 1)), ONE) == [2.0]
 
 
 def test_the_trimmed_mean_leaves_out_a_share_of_the_weight():
     """Weights 1, 1, 2: a third of 4 on each side leaves 2/3 of client 1 and 2/3 of client 2."""
     values, weights = np.array([[0.0], [3.0], [9.0]]), np.array([[1.0], [1.0], [2.0]])
-    assert TrimmedMean().combine(values, weights, 0.34) == pytest.approx([6.0])
+    assert TrimmedMean().combine(values, weights, ONE) == pytest.approx([6.0])
 
 
 def test_krum_takes_the_update_nearest_to_others():
@@ -92,7 +93,7 @@ def test_multi_krum_averages_the_best():
 def test_bulyan_chooses_by_krum_and_averages_around_the_median():
     chosen = Bulyan().choose(compare(SEVEN)).weights
     assert chosen.tolist() == [1, 1, 1, 1, 1, 0, 0]
-    assert Bulyan().combine(SEVEN, chosen[:, None], 1 / 7) == [2.0]
+    assert Bulyan().combine(SEVEN, chosen[:, None], ONE) == [2.0]
 
 
 @pytest.mark.parametrize(

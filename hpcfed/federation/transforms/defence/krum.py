@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from hpcfed.federation.transforms.comparison import Comparison
-from hpcfed.federation.transforms.defence.rule import Choice, Rule, attackers_among
+from hpcfed.federation.transforms.defence.rule import Choice, Rule
 
 
 class MultiKrum(Rule):
@@ -65,9 +65,9 @@ class Bulyan(Rule):
             weights[rest.pop(best)] = 1.0
         return Choice(weights, np.ones(updates.n))
 
-    def combine(self, values: np.ndarray, weights: np.ndarray, share: float) -> np.ndarray:
-        nearest = max(1, len(values) - 4 * int(attackers_among(len(values), share)))
+    def combine(self, values: np.ndarray, weights: np.ndarray, attackers: np.ndarray) -> np.ndarray:
         values = values[weights[:, 0] > 0]
+        nearest = max(1, len(values) - 2 * int(attackers[0]))
         columns = np.ascontiguousarray(values.T)
         apart = np.abs(columns - np.median(columns, axis=1, keepdims=True))
         order = np.argsort(apart, axis=1, kind="stable")[:, :nearest]

@@ -1,8 +1,8 @@
 """Coordinate-wise median and trimmed mean.
 
 Yin, Chen, Kannan and Bartlett, ICML 2018, arXiv:1803.01498. Each coordinate is a problem of its
-own: the median of its values; or the mean of those that remain if the b = floor(share n) smallest
-and the b largest ones are left out.
+own: the median of its values; or the mean of those that remain if the b smallest and the b largest
+ones are left out, for b attackers among n clients.
 
 With the clients' weights in the method's mean: the median has half of the weight on each side (if
 that is between two values, it is their mean), and the trimmed mean leaves out b / n of the weight
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcfed.federation.transforms.defence.rule import Rule, attackers_among
+from hpcfed.federation.transforms.defence.rule import Rule
 
 
 class Median(Rule):
@@ -25,7 +25,7 @@ class Median(Rule):
 
     compares, combines, weighted = False, True, True
 
-    def combine(self, values: np.ndarray, weights: np.ndarray, share: float) -> np.ndarray:
+    def combine(self, values: np.ndarray, weights: np.ndarray, attackers: np.ndarray) -> np.ndarray:
         values, weights = in_order(values, weights)
         summed = np.cumsum(weights, axis=0)
         half = summed[-1] / 2
@@ -40,11 +40,12 @@ class TrimmedMean(Rule):
 
     compares, combines, weighted = False, True, True
 
-    def combine(self, values: np.ndarray, weights: np.ndarray, share: float) -> np.ndarray:
+    def combine(self, values: np.ndarray, weights: np.ndarray, attackers: np.ndarray) -> np.ndarray:
         values, weights = in_order(values, weights)
         present = (weights > 0).sum(axis=0)
         summed = np.cumsum(weights, axis=0)
-        left_out = summed[-1] * attackers_among(present, share) / present
+        most = (present - 1) // 2  # then the median remains
+        left_out = summed[-1] * np.minimum(attackers, most) / present
         end = np.minimum(summed, summed[-1] - left_out)
         counted = np.maximum(0.0, end - np.maximum(summed - weights, left_out))
         return (counted * values).sum(axis=0) / counted.sum(axis=0)

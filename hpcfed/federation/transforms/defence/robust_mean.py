@@ -26,7 +26,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.core.params import Mean, Params, Per, Term
 from hpcfed.federation.sealed import MeanRule
-from hpcfed.federation.side_by_side import Block, SideBySide
+from hpcfed.federation.side_by_side import Block, Section, SideBySide
 from hpcfed.federation.transforms.comparison import (
     Comparison,
     exponents,
@@ -129,7 +129,8 @@ class RobustMean(MeanRule):
         fed.exchange.wait("defence")
         result = OneMean(fed, self, call, terms, keep, per).compute()
         if self.rule.remembers:
-            self._changes[call] = result - keep
+            change = result - keep  # nan where nobody had sent anything before
+            self._changes[call] = change.map(lambda v: torch.nan_to_num(v, 0.0, 0.0, 0.0))
         return result
 
 
@@ -173,12 +174,6 @@ class OneMean:
             return self.by_coordinate(self.rule)
         if self.per == "value":
             raise everywhere(self.refusal("send sub-models, of which each value has other clients"))
-        if self.too_few(n):
-            self.fed.warnings.say(
-                f"defence.by = {self.settings.by!r} cannot choose among so few uploads as {n} "
-                f"(round {self.fed.t + 1}); their median is taken"
-            )
-            return self.by_coordinate(Median())
         return self.by_row() if self.per == "row" else self.by_unit()
 
     def refusal(self, why: str) -> ConfigError:
@@ -189,9 +184,16 @@ class OneMean:
         )
 
     def too_few(self, n: int) -> bool:
-        """Return whether the rule cannot choose among uploads of n clients."""
+        """Return whether the rule cannot choose among the uploads of n clients, and say so once."""
         groups = -(-n // self.settings.bucket)
-        return groups < self.rule.least(int(attackers_among(n, self.settings.attackers)))
+        least = self.rule.least(int(attackers_among(n, self.settings.attackers)))
+        if groups >= least:
+            return False
+        self.fed.warnings.say(
+            f"defence.by = {self.settings.by!r} cannot choose among the uploads of so few clients "
+            f"as {n}; when no more send a value, the median is taken"
+        )
+        return True
 
     def buckets(self, n: int, *unit: str) -> Buckets:
         """Return the groups of n clients that are compared; of a unit, or of all."""
@@ -200,15 +202,22 @@ class OneMean:
 
     # Coordinates
 
-    def by_coordinate(self, rule: Rule, chosen: Mapping[str, Chosen] | None = None) -> Params:
+    def by_coordinate(
+        self,
+        rule: Rule,
+        chosen: Mapping[str, Chosen] | None = None,
+        names: Collection[str] | None = None,
+    ) -> Params:
         """Return the values that the rule combines of each coordinate; collective.
 
         chosen: by tensor; None: all clients with their weights in the mean.
+        names: of the tensors; None: all.
         """
+        names = self.keep.keys() if names is None else names
         everyone = self.buckets(len(self.values.clients))
 
         def combine(block: Block) -> np.ndarray:
-            result = self.old_values(block)
+            result = self.old_values(block.section)
             if not block.entries:
                 return result
             if chosen is None:
@@ -218,40 +227,64 @@ class OneMean:
                 positions = list(range(len(block.entries)))
                 values, _ = buckets.average(block.values, block.weights, positions)
                 weights = np.broadcast_to(of_groups[:, None], values.shape)
-            present, share = weights.any(axis=0), self.settings.attackers
+            present, bad = weights.any(axis=0), self.attackers(block)
             if present.all():
-                return rule.combine(values, weights, share)  # without a copy of all values
+                return rule.combine(values, weights, bad)  # without a copy of all values
             if present.any():
-                result[present] = rule.combine(values[:, present], weights[:, present], share)
+                result[present] = rule.combine(
+                    values[:, present], weights[:, present], bad[present]
+                )
             return result
 
-        return self.filled(self.values.each(combine))
+        return self.filled(self.values.each(combine, lambda name: name in names), names)
 
-    def filled(self, results: Any) -> Params:
-        """Return tensors made of the values of all sections: (section, [m])."""
-        flat = {name: np.empty(value.numel()) for name, value in self.keep.items()}
+    def attackers(self, block: Block) -> np.ndarray:
+        """Return the number of attackers that the rule assumes for each value of a block, [m]."""
+        return attackers_among((block.weights > 0).sum(axis=0), self.settings.attackers)
+
+    def filled(self, results: Any, names: Collection[str]) -> Params:
+        """Return tensors with these names, made of the values of all sections: (section, [m])."""
+        old = {name: value for name, value in self.keep.items() if name in names}
+        flat = {name: np.empty(value.numel()) for name, value in old.items()}
         for section, part in results:
             flat[section.name][section.start : section.stop] = part
         return Params(
             {
-                name: torch.from_numpy(flat[name]).view(old.shape).to(old.device, old.dtype)
-                for name, old in self.keep.items()
+                name: torch.from_numpy(flat[name]).view(value.shape).to(value.device, value.dtype)
+                for name, value in old.items()
             }
         )
 
-    def old_values(self, block: Block) -> np.ndarray:
-        """Return the values of a section that the mean replaces, [m]."""
-        name, start, stop = block.section
-        return host(self.keep[name], start, stop)
+    def old_values(self, section: Section) -> np.ndarray:
+        """Return the values of a section that the mean replaces, [m]; nan if there are none yet."""
+        name, start, stop = section
+        return self.keep[name].detach().reshape(-1)[start:stop].double().cpu().numpy().copy()
 
     # Complete updates
 
     def by_unit(self) -> Params:
-        """Return the mean of the updates that the rule chooses; collective."""
+        """Return what the rule makes of complete updates; collective."""
         if self.fed.comm.barrier(int(any(term.at for term in self.values.mine.values()))):
             raise everywhere(self.refusal("send pieces of tensors"))
         units = self.units()
         self.check_weights(unit.weights for unit in units.values())
+        compared = {key: unit for key, unit in units.items() if self.can_choose(unit)}
+        names = {name for key in units.keys() - compared for name in units[key].names}
+        medians = self.by_coordinate(Median(), names=names) if names else Params()
+        chosen = self.by_choice(compared)
+        return Params({name: medians.get(name, value) for name, value in chosen.items()})
+
+    def can_choose(self, unit: Unit) -> bool:
+        """Return whether the rule can choose in a unit, of which statistics are no part."""
+        return not (self.compared.isdisjoint(unit.names) or self.too_few(len(unit.entries)))
+
+    def by_choice(self, units: Mapping[str, Unit]) -> Params:
+        """Return the mean of the updates that the rule chooses in each unit; collective.
+
+        Tensors of no unit keep their old values.
+        """
+        if not units:
+            return self.keep
         vectors, old = self.vectors()
         grams = {
             key: gram(
@@ -279,7 +312,7 @@ class OneMean:
                 for key, unit in units.items()
                 for name in unit.names
             }
-            return self.by_coordinate(self.rule, chosen)
+            return Params({**self.keep, **self.by_coordinate(self.rule, chosen, chosen)})
         for key, unit in units.items():
             choices[key] = buckets[key].spread(choices[key], unit.weights)
         return self.averaged(units, choices)
@@ -366,11 +399,14 @@ class OneMean:
     def changed(self, name: str, value: torch.Tensor, choice: Choice, i: int) -> torch.Tensor:
         """Return the value of a client, as the rule changes it."""
         factor = float(choice.factors[i])
-        if factor == 1 and not len(choice.server):
+        server = list(zip(choice.server.tolist(), self.server, strict=True))
+        if name not in self.compared:  # a variance must not become negative
+            factor, server = min(1.0, factor), []
+        if factor == 1 and not server:
             return value
         old = finite(self.keep[name])
         result = old + factor * (value.double() - old)
-        for amount, change in zip(choice.server.tolist(), self.server, strict=True):
+        for amount, change in server:
             result += amount * change[name].double()
         return result.to(value.dtype)
 
@@ -398,16 +434,17 @@ class OneMean:
             ]
             return np.concatenate(rows)
 
-        return self.filled(self.values.each(combine))
+        return self.filled(self.values.each(combine), self.keep)
 
     def row(self, block: Block, at: slice) -> np.ndarray:
         """Return what the rule makes of one row of a block, [d]."""
         name, start, _ = block.section
         first, end = start + at.start, start + at.stop
-        old = host(self.keep[name], first, end)
         present = np.flatnonzero(block.weights[:, at].any(axis=1))
+        before = self.old_values(Section(name, first, end))
         if not len(present):
-            return old
+            return before
+        old = np.nan_to_num(before, nan=0.0, posinf=0.0, neginf=0.0)
         updates = block.values[present, at] - old
         weights = block.weights[present, at.start]
         server = [host(change[name], first, end) for change in self.server]
@@ -417,7 +454,7 @@ class OneMean:
         self.check_weights([weights])
         if self.too_few(len(present)):
             return Median().combine(
-                updates + old, np.broadcast_to(weights[:, None], updates.shape), 0.0
+                updates + old, np.broadcast_to(weights[:, None], updates.shape), np.zeros(len(old))
             )
         buckets = self.buckets(len(present), *unit.names)
         inner = in_units(products(vectors, bits, self.pairs, len(server)), bits)
@@ -426,10 +463,11 @@ class OneMean:
             wide = np.broadcast_to(weights[:, None], updates.shape)
             values, _ = buckets.average(updates + old, wide, list(range(len(present))))
             chosen = np.broadcast_to(choice.weights[:, None], values.shape)
-            return self.rule.combine(values, chosen, self.settings.attackers)
+            bad = attackers_among(np.full(len(old), len(present)), self.settings.attackers)
+            return self.rule.combine(values, chosen, bad)
         choice = buckets.spread(choice, weights)
         if not choice.weights.any():
-            return old
+            return before
         changes = choice.factors[:, None] * updates
         for amount, vector in zip(choice.server.tolist(), server, strict=True):
             changes = changes + amount * vector

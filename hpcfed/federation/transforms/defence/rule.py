@@ -47,19 +47,20 @@ class Rule:
     one_mean = False
 
     def least(self, attackers: int) -> int:
-        """Return the number of clients that the rule needs against so many attackers."""
-        return 2 * attackers + 1
+        """Return how many uploads the rule needs to choose among, against so many attackers."""
+        return 1
 
     def choose(self, updates: Comparison) -> Choice:
         """Return what becomes of the clients' updates."""
         raise NotImplementedError
 
-    def combine(self, values: np.ndarray, weights: np.ndarray, share: float) -> np.ndarray:
+    def combine(self, values: np.ndarray, weights: np.ndarray, attackers: np.ndarray) -> np.ndarray:
         """Return [m] values in the place of the means of values [n, m] with weights [n, m].
 
         Values count for nothing if their weight is 0; each column has a positive weight. The
         weights of clients that were not chosen are 0.
-        share: of the clients that the rule takes for attackers.
+        attackers: [m], how many of the values of each column the rule takes for attackers'. With
+        buckets, values are averages of groups, and each attacker may spoil another one.
         """
         raise NotImplementedError
 
