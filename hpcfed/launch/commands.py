@@ -107,6 +107,61 @@ PROBE = (
         help="test examples to use; default: 1000",
     ),
 )
+LEAKAGE = (
+    argument(
+        "--attack",
+        choices=("dlg", "idlg", "invert", "membership"),
+        default="invert",
+        help="reconstruct images from gradients (Zhu et al., Zhao et al., Geiping et al.), or tell "
+        "training examples from others by their loss; default: invert",
+    ),
+    argument(
+        "--clients",
+        metavar="0,3",
+        help="clients whose uploads are attacked; default: 0, for membership the first 10",
+    ),
+    argument(
+        "--round",
+        type=int,
+        metavar="T",
+        help="of a run: its checkpoint after T rounds; default: the newest",
+    ),
+    argument(
+        "--images",
+        type=int,
+        default=4,
+        metavar="N",
+        help="images of each client to reconstruct; default: 4",
+    ),
+    argument("--batch", type=int, default=1, metavar="N", help="images in one upload; default: 1"),
+    argument(
+        "--local-steps",
+        type=int,
+        default=1,
+        metavar="N",
+        help="steps of the client on these images before it sends; default: 1",
+    ),
+    argument(
+        "--iterations",
+        type=int,
+        metavar="N",
+        help="of the attack; default: 300 (dlg, idlg), 1000 (invert)",
+    ),
+    argument(
+        "--tv",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="invert: weight of the total variation, more for noisy uploads; default: 0.1",
+    ),
+    argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="picture to write; default: leakage-ATTACK.png in RUN, or here",
+    ),
+)
 MODELS = (
     CLIENTS,
     OWN,
@@ -640,6 +695,13 @@ COMMANDS = {
         "evaluate all trained models on the same test examples",
         RUN,
         *PROBE,
+    ),
+    "leakage": command(
+        "hpcfed.launch.leakage.command:command",
+        "attack what a server receives: images, membership",
+        *LEAKAGE,
+        JSON,
+        fields=True,
     ),
     "cite": command("hpcfed.report.cite:cite", "print BibTeX for everything that a run used", RUN),
     "doctor": command(

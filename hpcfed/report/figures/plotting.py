@@ -297,10 +297,16 @@ def save(figure: Figure, path: Path) -> Path:
 
     Fonts are embedded in PDF. Raises ConfigError if that fails.
     """
+    check_format(path)
+    with output(path, "the picture"), text_in(getattr(figure, "fonts", "")):
+        figure.savefig(path, dpi=DPI)
+    return path
+
+
+def check_format(path: Path) -> Path:
+    """Return the path of a picture. Raises ConfigError for one that ends in no picture format."""
     if path.suffix not in FORMATS:
         raise ConfigError(
             f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}"
         )
-    with output(path, "the picture"), text_in(getattr(figure, "fonts", "")):
-        figure.savefig(path, dpi=DPI)
     return path
