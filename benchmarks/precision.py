@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from cases import CNN, COLOUR, MLP, RESNET18, Case, resnet18
+from cases import CNN, COLOUR, LOGISTIC, MLP, RESNET18, Case, engine, resnet18
 from faster import Contrastive
 from paired import Row, interleaved, ratio, save
 from rawloop import RawLoop
@@ -39,6 +39,11 @@ class Autocast(RawLoop):
 def views(model: str, clients: int = 1) -> Case:
     """FedClassAvg's training of clients with these models, 64 examples in two views a step."""
     return Case(model, resnet18, COLOUR, clients, 64, 64, "adam", 1e-3, TWO_VIEWS)
+
+
+def eager(case: Case) -> Case:
+    """The case with steps by autograd, of ten clients."""
+    return replace(case, clients=10, flags=(*case.flags, *engine("eager")))
 
 
 def ours(case: Case, precision: str) -> Callable[[], object]:
@@ -68,6 +73,8 @@ CASES: dict[str, tuple[Case, dict[str, type[RawLoop]], dict[str, float]]] = {
     "shufflenetv2, two views": (views("shufflenetv2"), {}, {"float32": 1.0}),
     "the paper's four models, two views": (views(FOUR, 4), {}, {"float32": 1.6}),
     "mlp, batches of 10": (replace(MLP, clients=10), {}, {"float32": 1.0}),
+    "mlp, eager": (eager(MLP), {}, {"float32": 1.0}),
+    "logistic, eager": (eager(LOGISTIC), {}, {"float32": 1.0}),
 }
 
 

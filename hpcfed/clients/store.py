@@ -15,12 +15,13 @@ from torch import Tensor
 from hpcfed.clients.client_state import ClientState, UndoLog, state_store
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
+from hpcfed.core.inputs import zeros
 from hpcfed.core.payload import on_device
 from hpcfed.models import build
 from hpcfed.models.cost import work
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout, Skeleton
-from hpcfed.models.precision import choose_precisions
+from hpcfed.models.precision import choose_precisions, least_batches
 from hpcfed.models.widths import Units, structure
 from hpcfed.tasks import Task
 from hpcfed.tasks.classification import Classification
@@ -73,6 +74,8 @@ class ClientStore:
         self.bases: dict[tuple[str, tuple[int, ...] | None], dict[str, Tensor]] = {}  # frozen
         self.form, self.vocabulary = (shape, classes, d), vocabulary
         self.layouts: dict[str, Layout] = {}
+        # what `least_batches` has returned for the models of these architectures and inputs
+        self.least: dict[tuple[str, tuple[int, ...] | None], dict[str, float]] = {}
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
         # architecture -> the client whose weights are in its module
         self.active: dict[str, int] = {}
@@ -117,7 +120,30 @@ class ClientStore:
             self.finetuning.restrict(model, None if meta else self.base(architecture, shape))
         if self.precision == "bf16":
             choose_precisions(model)
+            if not meta:
+                least = self._least(architecture, shape, model)
+                model.bf16_batch = min(least.values(), default=math.inf)
         return model
+
+    def bf16_batches(self, architecture: str) -> dict[str, float]:
+        """Return the least batch for which each layer is computed in bfloat16, by its name.
+
+        It is {} without run.precision = "bf16". See `least_batches`.
+        """
+        if self.precision == "bf16" and (architecture, None) not in self.least:
+            with rng.scoped(self.seed, "precision", architecture):
+                self.build(architecture)
+        return self.least.get((architecture, None), {})
+
+    def _least(
+        self, architecture: str, shape: tuple[int, ...] | None, model: Model | Pair
+    ) -> dict[str, float]:
+        """Return `least_batches` of this new model, computed once for its architecture."""
+        if (architecture, shape) not in self.least:
+            x = zeros(shape or self.form[0], 1, self.vocabulary)
+            with rng.scoped(self.seed, "precision", architecture):
+                self.least[architecture, shape] = least_batches(model, x)
+        return self.least[architecture, shape]
 
     def base(self, architecture: str, shape: tuple[int, ...] | None) -> dict[str, Tensor]:
         """Return the frozen tensors of the model that client 0 would start from."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,16 +205,47 @@ def setting(facts: World, fed: Federation) -> list[str]:
     for name in sorted(set(facts.architectures))[:ARCHITECTURES]:
         called = "".join(f", from {call}" for call in calls(name, fed))
         lines.append(f"model {name}: {fed.store.layout(name).n_params:,} {what}{called}")
-    if fed.job.run.precision == "bf16" and fed.device.type == "cpu":
-        processor = find_bfloat16()
-        names = {None: "what the processor has is not known", "": "emulated"}
-        lines.append(f"bfloat16: {names.get(processor, processor)} (run.precision)")
+    if fed.job.run.precision == "bf16":
+        lines += precision_lines(facts.architectures, fed)
     if fed.job.evaluate.clients == "auto" and not evaluates_all("auto", fed.K):
         lines.append(
             f"evaluated: the cohort of each round, not all {fed.K:,} clients; for all set "
             f"evaluate.clients = 'all' (auto evaluates all of up to {EVERYBODY:,})"
         )
     return lines + privacy_lines(fed)
+
+
+def precision_lines(architectures: Sequence[str], fed: Federation) -> list[str]:
+    """Return lines about bfloat16: what the processor has, and which layers are computed in it.
+
+    fed: of a job with run.precision = "bf16".
+    """
+    lines, names = [], sorted(set(architectures))
+    if fed.device.type == "cpu":
+        processor = find_bfloat16()
+        words = {None: "what the processor has is not known", "": "emulated"}
+        lines.append(f"bfloat16: {words.get(processor, processor)} (run.precision)")
+    n = min(fed.job.local.batch, fed.largest) * fed.job.algorithm.views
+    if fed.job.privacy.by == "examples":  # whose gradients are computed one by one
+        n = 1
+    least = {name: fed.store.bf16_batches(name) for name in names}
+    if not any(batch <= n for batches in least.values() for batch in batches.values()):
+        return [
+            *lines,
+            f"  no layer of the models is computed in it for batches of {n:,} examples: "
+            "run.precision = 'bf16' changes nothing in local training",
+        ]
+    return lines + [f"  {name}: {low_layers(least[name], n)}" for name in names[:ARCHITECTURES]]
+
+
+def low_layers(least: Mapping[str, float], n: int) -> str:
+    """Return in words how many layers are computed in bfloat16 for batches of n examples.
+
+    least: what `least_batches` returns.
+    """
+    layers = [batch for name, batch in least.items() if name]
+    text = f"{sum(batch <= n for batch in layers)} of {len(layers)} layers for {n:,} examples"
+    return text + (", and products outside of layers" if "" in least else "")
 
 
 def privacy_lines(fed: Federation) -> list[str]:

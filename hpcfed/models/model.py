@@ -59,11 +59,14 @@ class Model(nn.Module):
     user's whole model is contiguous, so that its forward may flatten with `view`.
     last: the name that the head had in a user's whole model; "" in other models.
     frozen: names of tensors that are neither trained nor sent (`hpcfed.models.finetuning`).
+    bf16_batch: least batch for which run.precision = "bf16" computes some layer in bfloat16; 0 if
+    that is not known (`hpcfed.models.precision`).
     """
 
     memory_format = torch.channels_last
     last = ""
     frozen: frozenset[str] = frozenset()
+    bf16_batch: float = 0
 
     def __init__(self, body: nn.Module, head: Head | NoHead):
         super().__init__()
@@ -102,7 +105,10 @@ class Pair(nn.Module):
 
     Parameters are named "own. ..." and "proxy. ...". It represents and classifies as `own` does, so
     code for one model works on it as well.
+    bf16_batch: as of a `Model`.
     """
+
+    bf16_batch: float = 0
 
     def __init__(self, large: Model, proxy: Model):
         super().__init__()

@@ -15,20 +15,27 @@ writes beside them, block by block, have the same bits and saved nothing on the 
 0.98 of the time for ResNet-18 on 128 images, and 1.05 for the FedAvg paper's CNN on batches of 10.
 
 A representation and logits leave body and head as float32, so that losses compute in float32.
+
+If no layer of a model is computed in bfloat16 for a batch, its objective is computed without
+autocast: the context takes time in each step, which small models would notice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from math import prod
+from copy import deepcopy
+from functools import partial
+from math import ceil, inf, prod
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.overrides import TorchFunctionMode
 
-from hpcfed.models.model import Model
+from hpcfed.models.model import Model, Pair
 from hpcfed.models.transformer import Attend
 
 SMALL = 5e6  # multiply-adds of a layer for a batch
@@ -40,12 +47,32 @@ NORM_GROUP = 16  # channels per group of group normalisation
 LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.GroupNorm, nn.MultiheadAttention, Attend)
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager:
+def autocast(
+    precision: str, device: torch.device, model: Any = None, x: Any = None
+) -> AbstractContextManager:
     """Return a context in which a local objective is computed in the given precision.
 
     With "bf16" products are computed in bfloat16, and operations that need its range in float32.
+    model, x: a model with its batch of inputs, if these are known; nothing is computed in bfloat16
+    if none of the model's layers is for a batch of this size.
     """
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    if precision != "bf16" or (model is not None and examples(x) < least_batch(model)):
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def examples(x: Any) -> int:
+    """Return the number of examples in a batch of inputs, of all views together."""
+    if isinstance(x, Tensor):
+        return len(x)
+    if isinstance(x, Mapping):
+        return len(next(iter(x.values())))
+    return sum(map(examples, x))
+
+
+def least_batch(model: Any) -> float:
+    """Return the least batch for which some layer is computed in bfloat16; 0 if it is not known."""
+    return getattr(model, "bf16_batch", 0)
 
 
 class full:
@@ -78,28 +105,36 @@ def choose_precisions(model: nn.Module) -> None:
 
     Tensors and their names stay the same, and so does what the model computes without autocast.
     """
-    for module in list(model.modules()):
-        if isinstance(module, LAYERS):
-            module.forward = MethodType(_compute, module)  # type: ignore[method-assign]
-    for module in list(model.modules()):
-        if isinstance(module, Model):
-            for part in (module.body, module.head):
-                part.forward = MethodType(_compute_and_raise, part)
+    layers = [module for module in model.modules() if isinstance(module, LAYERS)]
+    parts = [
+        part
+        for module in model.modules()
+        if isinstance(module, Model)
+        for part in (module.body, module.head)
+    ]
+    for module in {id(module): module for module in (*layers, *parts)}.values():
+        if forward := vars(module).get("forward"):  # that a user has set on this module alone
+            module.own_forward = forward
+    for module in layers:
+        module.forward = MethodType(_compute, module)  # type: ignore[method-assign]
+    for part in parts:
+        part.forward = MethodType(_compute_and_raise, part)
 
 
 def _compute(module: nn.Module, *args: Any, **named: Any) -> Any:
     """Compute a module's forward, in float32 if it is a layer that stays float32."""
-    compute, x = type(module).forward, args[0] if args else None
+    forward = vars(module).get("own_forward") or partial(type(module).forward, module)
+    x = args[0] if args else None
     if (
-        isinstance(module, LAYERS)
-        and isinstance(x, Tensor)
+        isinstance(x, Tensor)
         and torch.is_autocast_enabled(x.device.type)
+        and isinstance(module, LAYERS)
         and stays_float32(module, x)
     ):
         args, named = _raise_all(args), _raise_all(named)
         with full(x.device):
-            return compute(module, *args, **named)
-    return compute(module, *args, **named)
+            return forward(*args, **named)
+    return forward(*args, **named)
 
 
 def _compute_and_raise(module: nn.Module, *args: Any, **named: Any) -> Any:
@@ -118,17 +153,23 @@ def _raise_all(values: Any) -> Any:
 
 def stays_float32(layer: nn.Module, x: Tensor) -> bool:
     """Return whether a layer is computed in float32 for an input like x, under autocast too."""
-    if isinstance(layer, nn.MultiheadAttention):
-        return True
+    if isinstance(layer, nn.GroupNorm) or always_float32(layer):
+        return always_float32(layer)
+    return multiply_adds(layer, x) < limit(layer)
+
+
+def always_float32(layer: nn.Module) -> bool:
+    """Return whether a layer is computed in float32 for all inputs."""
     if isinstance(layer, nn.GroupNorm):
         return layer.num_channels // layer.num_groups < NORM_GROUP
-    if (
-        isinstance(layer, _ConvNd)
-        and layer.groups > 1
-        and layer.in_channels // layer.groups < CONV_GROUP
-    ):
-        return True
-    return multiply_adds(layer, x) < FACTORS.get(type(layer), 1) * SMALL
+    if isinstance(layer, _ConvNd) and layer.groups > 1:
+        return layer.in_channels // layer.groups < CONV_GROUP
+    return isinstance(layer, nn.MultiheadAttention)
+
+
+def limit(layer: nn.Module) -> float:
+    """Return the least multiply-adds for which a layer is computed in bfloat16."""
+    return FACTORS.get(type(layer), 1) * SMALL
 
 
 def multiply_adds(layer: nn.Module, x: Tensor) -> float:
@@ -145,3 +186,78 @@ def multiply_adds(layer: nn.Module, x: Tensor) -> float:
         return x.numel() / layer.input_size * sum(p.numel() for p in layer.parameters())
     assert isinstance(layer, Attend)  # x: queries [n, heads, L, w]
     return 2 * x.numel() * x.shape[2]
+
+
+def least_batches(model: nn.Module, x: Any) -> dict[str, float]:
+    """Return the least batch for which each layer of a model is computed in bfloat16, by its name.
+
+    It is inf for layers that always stay float32. Under "" is 1 if the model's own code has
+    products outside of its layers, which autocast computes in bfloat16 in any batch.
+
+    x: one prepared example, as a batch. The model stays as it is.
+    """
+    probe = deepcopy(model).eval()
+    layers = {name: m for name, m in probe.named_modules() if isinstance(m, LAYERS)}
+    # of layers that the model's own forward does not reach, which a loss may use
+    batches = {name: inf if always_float32(m) else 1 for name, m in layers.items()}
+    handles = [
+        layer.register_forward_pre_hook(partial(_note_batch, batches, name))
+        for name, layer in layers.items()
+    ]
+    models = [probe.own, probe.proxy] if isinstance(probe, Pair) else [probe]
+    with torch.no_grad():
+        for each in models:
+            each(x)
+    for handle in handles:
+        handle.remove()
+    outside = _multiplies_outside(layers.values(), models, x)
+    return batches | ({"": 1} if outside else {})
+
+
+def _note_batch(
+    batches: dict[str, float], name: str, layer: nn.Module, inputs: tuple[Any, ...]
+) -> None:
+    """Note the least batch of a layer that gets these inputs of one example."""
+    sized = inputs and not isinstance(layer, nn.GroupNorm) and not always_float32(layer)
+    if sized and (products := multiply_adds(layer, inputs[0])):
+        batches[name] = max(1, ceil(limit(layer) / products))
+
+
+def _multiplies_outside(layers: Iterable[nn.Module], models: Iterable[nn.Module], x: Any) -> bool:
+    """Return whether models compute something in bfloat16 outside of these layers."""
+    inside = []
+
+    def enter(layer: nn.Module, _: Any) -> None:
+        inside.append(layer)
+        torch.set_autocast_enabled("cpu", False)
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+        torch.set_autocast_enabled("cpu", not inside)
+
+    for layer in layers:
+        layer.register_forward_pre_hook(enter)
+        layer.register_forward_hook(leave)
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), _Watch():
+            for model in models:
+                model(x)
+    except _LowError:
+        return True
+    return False
+
+
+class _LowError(Exception):
+    """An operation has returned bfloat16."""
+
+
+class _Watch(TorchFunctionMode):
+    """Raises _LowError at the first operation that returns bfloat16."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.bfloat16:
+            raise _LowError
+        return result

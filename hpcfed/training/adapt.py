@@ -115,8 +115,9 @@ def fisher(fed: Federation, client: Client, t: int) -> Params:
         for rows in parts:
             x, y = fed.public.batch(rows)
             skeleton.zero_grad()
-            with autocast(fed.job.run.precision, fed.device):
-                value = plain(fed.task, skeleton.model, inputs(fed, x, 1, draws), y)
+            prepared = inputs(fed, x, 1, draws)
+            with autocast(fed.job.run.precision, fed.device, skeleton.model, prepared):
+                value = plain(fed.task, skeleton.model, prepared, y)
             value.backward()
             total += skeleton.grad.square()
         skeleton.zero_grad()

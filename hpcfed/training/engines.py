@@ -86,7 +86,7 @@ def worth(steps: LocalSteps, loss: Loss, gpu: bool) -> bool:
 
 def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
     """Make one step by autograd."""
-    with autocast(steps.fed.job.run.precision, steps.fed.device):
+    with autocast(steps.fed.job.run.precision, steps.fed.device, steps.model, x):
         value = loss(steps.model, x, y)
     check_value(loss, value, steps.leaves if not steps.losses else ())
     steps.descend(value)
@@ -148,8 +148,9 @@ def with_tensors(
     m = len(flat(x))
 
     def objective(model: Any, inputs: Sequence[Tensor]) -> Tensor:
-        with autocast(fed.job.run.precision, fed.device):
-            return refill(inputs[:n])(model, like(x, inputs[n : n + m]), like(y, inputs[n + m :]))
+        of_batch, labels = like(x, inputs[n : n + m]), like(y, inputs[n + m :])
+        with autocast(fed.job.run.precision, fed.device, model, of_batch):
+            return refill(inputs[:n])(model, of_batch, labels)
 
     return objective
 

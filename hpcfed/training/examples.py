@@ -238,8 +238,9 @@ class PrivateGradient:
 
         def objective(model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
             alone = [v.unsqueeze(0) for v in inputs]
-            with autocast(self.fed.job.run.precision, self.fed.device):
-                return loss(model, like(x, alone[:m]), like(y, alone[m:]))  # type: ignore[arg-type]
+            one, label = like(x, alone[:m]), like(y, alone[m:])
+            with autocast(self.fed.job.run.precision, self.fed.device, model, one):
+                return loss(model, one, label)  # type: ignore[arg-type]
 
         module = Whole(self.model, objective)
 
@@ -256,7 +257,7 @@ class PrivateGradient:
 
     def one(self, loss: Loss, x: Any, y: Any) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of one example and its gradient."""
-        with autocast(self.fed.job.run.precision, self.fed.device):
+        with autocast(self.fed.job.run.precision, self.fed.device, self.model, x):
             value = loss(self.model, x, y)
         gradient = torch.autograd.grad(value, self.leaves, materialize_grads=True)
         return value.detach(), list(gradient)

@@ -202,7 +202,7 @@ class LocalSteps:
 
     def value(self, loss: Loss, x: Any, y: Any) -> Tensor:
         """Return the loss of the model on a batch, in the run's precision."""
-        with autocast(self.fed.job.run.precision, self.fed.device):
+        with autocast(self.fed.job.run.precision, self.fed.device, self.model, x):
             return loss(self.model, x, y)
 
     def backward(self, value: Tensor) -> None:
@@ -314,7 +314,7 @@ def gradient(
             if noisy:
                 value = noisy.add(loss, prepared, y)
             else:
-                with autocast(fed.job.run.precision, fed.device):
+                with autocast(fed.job.run.precision, fed.device, skeleton.model, prepared):
                     value = loss(skeleton.model, prepared, y)
                 (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())

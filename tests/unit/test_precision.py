@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
+from types import MethodType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hpcfed.models import build
-from hpcfed.models.precision import SMALL, autocast, choose_precisions, full, stays_float32
+from hpcfed.models.model import Head, Model
+from hpcfed.models.precision import (
+    SMALL,
+    autocast,
+    choose_precisions,
+    full,
+    least_batches,
+    stays_float32,
+)
 from hpcfed.models.transformer import Attend
 
 pytestmark = pytest.mark.quick
@@ -109,3 +119,81 @@ def test_a_layer_under_the_limit_has_the_bits_of_float32_behind_one_above_it():
     with autocast("bf16", CPU):
         y = net(low)
     assert torch.equal(y, nn.functional.linear(low.float(), layer.weight, layer.bias))
+
+
+class Products(nn.Module):
+    """A body that multiplies in its own forward, outside of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(20, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_the_least_batch_of_a_layer_follows_from_its_multiply_adds():
+    batches = least_batches(build("mlp", (784,), 10, 512), torch.zeros(1, 784))
+    assert batches == {
+        "body.1": math.ceil(SMALL / (784 * 200)),
+        "body.3": math.ceil(SMALL / (200 * 512)),
+        "head": math.ceil(SMALL / (512 * 10)),
+    }
+
+
+def test_layers_that_stay_float32_have_no_least_batch():
+    model = build("shufflenetv2", (3, 32, 32), 10, 64)
+    batches = least_batches(model, torch.zeros(1, 3, 32, 32))
+    depthwise = [n for n, m in model.named_modules() if getattr(m, "groups", 1) > 1]
+    assert depthwise and all(batches[name] == math.inf for name in depthwise)
+    assert min(batches.values()) == 11
+
+
+@pytest.mark.parametrize("n", [10, 11])
+def test_the_least_batch_is_that_from_which_layers_are_computed_in_bfloat16(n: int):
+    model = build("shufflenetv2", (3, 32, 32), 10, 64)
+    batches = least_batches(model, torch.zeros(1, 3, 32, 32))
+    choose_precisions(model)
+    types = dtypes(model, torch.randn(n, 3, 32, 32))
+    assert {name for name in batches if types[name] == torch.bfloat16} == {
+        name for name, least in batches.items() if least <= n and name != "head"
+    }
+
+
+def test_products_outside_of_layers_count_from_a_batch_of_one():
+    model = Model(Products(), Head(8, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    batches = least_batches(model, torch.zeros(1, 20))
+    assert batches[""] == 1 and batches["head"] > 1e5
+    assert model.training and not torch.is_autocast_enabled("cpu")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_without_a_layer_in_bfloat16_is_computed_without_autocast():
+    model = build("mlp", (784,), 10, 512)
+    model.bf16_batch = min(least_batches(model, torch.zeros(1, 784)).values())
+    views, one = [torch.zeros(16, 784), torch.zeros(16, 784)], {"a": torch.zeros(31, 784)}
+    for x, low in ((torch.zeros(31, 784), False), (views, True), (one, False)):
+        with autocast("bf16", CPU, model, x):
+            assert torch.is_autocast_enabled("cpu") == low
+    with autocast("bf16", CPU, nn.Linear(2, 2), torch.zeros(1, 2)):  # it is not known
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_a_forward_that_a_user_has_set_on_one_module_is_what_it_computes():
+    """On a layer, and on a body; in a copy with the copy's weights."""
+    layer = nn.Linear(20, 8)
+    layer.forward = MethodType(lambda self, x: nn.functional.linear(x, 2 * self.weight), layer)
+    body = nn.Sequential(layer)
+    body.forward = MethodType(lambda self, x: self[0](x) + 1, body)
+    model, x = Model(body, Head(8, 3)), torch.randn(5, 20)
+    want = model(x)
+    choose_precisions(model)
+    assert torch.equal(model(x), want)
+    with autocast("bf16", CPU):
+        assert torch.equal(model(x), want)  # all layers are small
+    other = deepcopy(model)
+    with torch.no_grad():
+        other.body[0].weight.zero_()
+    assert torch.equal(other.body(x), torch.ones(5, 8))
+    assert torch.equal(model(x), want)

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hpcfed.comm import Serial
 from hpcfed.config.load import load
-from hpcfed.engine import run
+from hpcfed.engine import describe, run
 from hpcfed.machine.processor import find_bfloat16
+from hpcfed.models import precision
+from tests.contract import toy
 
 pytestmark = pytest.mark.quick
 
@@ -55,3 +58,35 @@ def test_a_run_warns_if_bf16_is_emulated(
     )
     run.warn(fed, SimpleNamespace(warnings=()))
     assert [("emulated" in message) for message in messages] == [True] * warns
+
+
+NOTHING = (
+    "  no layer of the models is computed in it for batches of {} examples: "
+    "run.precision = 'bf16' changes nothing in local training"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "small", "flags", "want"),
+    [
+        ("fedavg", 5e6, (), [NOTHING.format(8)]),
+        ("fedclassavg", 5e6, (), [NOTHING.format(16)]),  # in two views
+        ("fedavg", 1e5, (), ["  mlp: 1 of 3 layers for 8 examples"]),  # 8 * 64 * 200 products
+        ("fedavg", 1e5, ("--local.batch", "100"), ["  mlp: 2 of 3 layers for 32 examples"]),
+        ("fedavg", 1e5, ("--privacy.by", "examples", "--privacy.clip", "1"), [NOTHING.format(1)]),
+    ],
+)
+def test_a_run_says_how_many_layers_are_computed_in_bfloat16(
+    method: str,
+    small: float,
+    flags: tuple[str, ...],
+    want: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(precision, "SMALL", small)
+    monkeypatch.setattr(describe, "find_bfloat16", lambda: "")
+    words = ("--run.precision", "bf16", "--models.mix", "mlp", "--local.batch", "8", *flags)
+    job = toy.job(method, *words)
+    lines = describe.setting(toy.world(job, Serial()), toy.start(Serial(), job).fed)
+    start = lines.index("bfloat16: emulated (run.precision)")
+    assert lines[start + 1 : start + 1 + len(want)] == want
