@@ -37,6 +37,7 @@ def words(options):
         "local.batch": BATCH,
         "local.augment": "none",
         "run.device": DEVICE,
+        "run.precision": options.precision,
         "evaluate.every": 10**6,
         "checkpoint.every": 0,
         "checkpoint.minutes": 0,

@@ -35,12 +35,13 @@ class Ticks(TrainingProcessCallback):
         return False, Metrics()
 
 
-def average(module, x, y, users, rounds, cohort, batch, lr, tick, processors=()):
+def average(module, x, y, users, rounds, cohort, batch, lr, tick, processors=(), amp_dtype=None):
     """Train the module.
 
     x, y: examples and labels by client.  users: iterator of the clients of all cohorts, in turn.
     cohort: number of clients in a round.  tick: called at the end of each round.  processors: of
-    the clients' updates and their sum, such as clipping and noise.
+    the clients' updates and their sum, such as clipping and noise.  amp_dtype: of mixed precision
+    in local training.
     """
     module.loss, module.metrics = types.MethodType(loss, module), types.MethodType(metrics, module)
     data = FederatedDataset(
@@ -54,7 +55,12 @@ def average(module, x, y, users, rounds, cohort, batch, lr, tick, processors=())
             val_cohort_size=0,
         ),
         SimulatedBackend(training_data=data, val_data=data, postprocessors=[*processors]),
-        PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), 1.0)),
+        PyTorchModel(
+            module,
+            torch.optim.SGD,
+            torch.optim.SGD(module.parameters(), 1.0),
+            amp_dtype=amp_dtype,
+        ),
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=lr, local_batch_size=batch),
         callbacks=[Ticks(tick)],
     )

@@ -4,6 +4,7 @@ them.
 
 import itertools
 
+import torch
 from pfl.internal.ops.selector import get_framework_module
 from pfl_averaging import average
 from task import BATCH, COHORT, DEVICE, LR, Watch, accuracy, arguments, clients, cnn, cohort
@@ -15,7 +16,8 @@ def main():
     module = cnn()
     users = itertools.chain.from_iterable(cohort(t) for t in itertools.count())
     rounds, watch = options.warm + options.rounds, Watch(options)
-    average(module, x, y, users, rounds, COHORT, BATCH, LR, watch.tick)
+    low = torch.bfloat16 if options.precision == "bf16" else None
+    average(module, x, y, users, rounds, COHORT, BATCH, LR, watch.tick, amp_dtype=low)
     if get_framework_module().distributed.global_rank == 0:
         watch.report(accuracy(options.data, module))
 

@@ -19,6 +19,7 @@ import os
 import tempfile
 import time
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="rounds that are timed")
     parser.add_argument("--warm", type=int, default=2, help="rounds before them")
     parser.add_argument("--engine", default="", help="ours only: training.engine of the job")
+    parser.add_argument("--precision", default="float32", help="pfl-research and ours only")
     parser.add_argument("--folder", default="", help="a folder for what the peer has to write")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -126,20 +128,27 @@ class Watch:
     """Counts rounds: `tick` after each one, `report` at the end."""
 
     def __init__(self, options: argparse.Namespace):
-        self.warm, self.end, self.stamps = options.warm, options.warm + options.rounds, []
+        self.warm, self.end = options.warm, options.warm + options.rounds
+        self.stamps, self.cpu = [], []  # seconds of the clock, and of this process's CPU
 
     def tick(self) -> None:
         if DEVICE == "cuda":
             torch.cuda.synchronize()
         self.stamps.append(time.perf_counter())
+        self.cpu.append(time.process_time())
 
     def report(self, accuracy: float) -> None:
         """One line of JSON: images per second from the end of the last warm round to the end of the
-        last timed one.
+        last timed one, and this process's CPU seconds in each timed round.
         """
-        timed = self.stamps[self.warm - 1 : self.end]
+        timed, cpu = self.stamps[self.warm - 1 : self.end], self.cpu[self.warm - 1 : self.end]
         rate = (len(timed) - 1) * IMAGES / (timed[-1] - timed[0])
-        result = {"images_per_second": rate, "rounds": len(timed) - 1, "accuracy": accuracy}
+        result = {
+            "images_per_second": rate,
+            "rounds": len(timed) - 1,
+            "accuracy": accuracy,
+            "cpu_seconds": [after - before for before, after in pairwise(cpu)],
+        }
         print("\n" + json.dumps(result), flush=True)
 
 
