@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
 
+from hpcfed.comm.settings import YIELD
 from hpcfed.comm.ulfm import SWITCH
 from tests import forked, limits
 
@@ -114,7 +115,8 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     importable.
 
     Each job has temporary files of its own: what killed jobs leave has the numbers of their
-    processes in its names, and where such a number comes round mpirun does not start.
+    processes in its names, and where such a number comes round mpirun does not start. Ranks that
+    wait leave their core to other tests.
     """
     variables = {
         name: value
@@ -126,6 +128,7 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
         **variables,
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",
+        YIELD: "true",
         "TMPDIR": mkdtemp(dir=temporary().name),
         **extra,
     }

@@ -192,8 +192,9 @@ def test_the_examples_of_the_page_from_python_run_and_it_has_every_public_name(
     public = set(re.findall(r"`(\w+)`", text.partition("## All public names")[2]))
     assert public - {"dir"} == set(hpcfed.__all__)
     monkeypatch.chdir(tmp_path)
-    for name, value in SMALL_MACHINE.items():
+    for name, value in environment(SMALL_MACHINE).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "executable", forked.python())  # of the ranks that a call starts
     blocks = BLOCK.findall(text)
     [(name, job)] = [(title, body) for _, title, body in blocks if title]
     (tmp_path / name).write_text(job)

@@ -3,7 +3,6 @@
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from hpcfed import cli
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
+from tests import forked
 from tests.mpirun import environment, mpirun
 from tests.system.several import LIMIT, SMALL, Outcome, together
 
@@ -88,7 +88,7 @@ def test_clients_were_spread_over_the_ranks(runs):
 
 
 def test_the_digest_command_prints_the_digest(runs):
-    command = [sys.executable, "-m", "hpcfed.cli", "digest", str(runs[1])]
+    command = [forked.python(), "-m", "hpcfed.cli", "digest", str(runs[1])]
     done = subprocess.run(
         command, env=environment({}), capture_output=True, text=True, check=True, timeout=LIMIT
     )

@@ -17,7 +17,8 @@ from hpcfed.core.exit_status import RESUME_ME
 from hpcfed.main import main
 from hpcfed.storage.record import Record
 from hpcfed.storage.record import load as read
-from tests import limits
+from tests import changing, forked, limits
+from tests.mpirun import environment
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path[:0] = [str(FOLDER), str(FOLDER / "htfllib")]
@@ -45,8 +46,9 @@ def test_each_benchmark_can_be_imported_and_has_a_main():
         "in sys.argv[1:]])"
     )
     output = subprocess.run(
-        [sys.executable, "-c", code, *report.CPU],
+        [forked.python(), "-c", code, *report.CPU],
         cwd=FOLDER,
+        env=environment({}),
         capture_output=True,
         text=True,
         timeout=limits.COMMAND,
@@ -78,13 +80,8 @@ def test_a_row_comes_back_from_its_file():
 
 
 def test_work_in_a_separate_process_does_not_change_this_one():
-    with Apart(changing) as other:
+    with Apart(changing.change) as other:
         assert other() is True and "CHANGED" not in os.environ
-
-
-def changing():
-    os.environ["CHANGED"] = "yes"
-    return lambda: os.environ["CHANGED"]
 
 
 @pytest.fixture(scope="module")

@@ -315,6 +315,7 @@ def test_a_call_with_ranks_has_the_same_bits_with_classes_of_a_file_and_arrays(
     import minealone
 
     arguments = {"algorithm": minealone.Mine(scale=0.3), "model": minealone.build, "data": arrays()}
+    monkeypatch.setattr(sys, "executable", forked.python())
     hpcfed.run(TINY, **arguments, out="one")
     run = hpcfed.run(TINY, ranks=2, launcher=mpi, **arguments, out="two")
     assert run.header["ranks"] == 2 and digest("two") == digest("one")
