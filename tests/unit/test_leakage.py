@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from hpcfed import cli
 from hpcfed.config.load import load
+from hpcfed.core.errors import ConfigError
 from hpcfed.launch.leakage import uploads
-from hpcfed.launch.leakage.command import infer_members, open_rounds
+from hpcfed.launch.leakage.command import explain_refusals, infer_members, open_rounds, start
 from hpcfed.main import main as run
 from hpcfed.storage import names
 from hpcfed.storage.checkpoint import Reader
@@ -149,8 +150,6 @@ def test_the_next_upload_of_a_run_is_the_one_that_it_sends(job, tmp_path, capsys
     assert run([*words, "--checkpoint.every", "1", "--quiet"]) == 0
     with Reader(names.checkpoint_file(folder, 2)) as source:
         after = source.get("state")
-    from hpcfed.launch.leakage.command import start
-
     rounds, _ = start([str(folder)], folder, 1)
     upload = uploads.receive(rounds, 0)
     for name, value in (upload.received + upload.change).items():
@@ -201,6 +200,10 @@ def test_membership_is_a_table_of_clients(job, capsys):
         (("--iterations", "0"), ("--iterations 0",)),
         (("--local-steps", "0"), ("--local-steps 0",)),
         (("--tv", "-1"), ("--tv -1",)),
+        (("--tv", "1", "--attack", "dlg"), ("--tv", "invert", "dlg")),
+        (("--attack", "membership", "--images", "2"), ("membership", "--images")),
+        (("--attack", "membership", "-o", "a.png"), ("a.png", "no picture")),
+        (("--data.shift.noise", "1", "--clients", "2"), ("digits", "0 to 1")),
         (("--clients", "3"), ("client 3", "3 clients")),
         (("--round", "1"), ("--round 1", "run")),
         (("-o", "x.bmp"), ("x.bmp", ".png")),
@@ -212,6 +215,14 @@ def test_mistakes_are_told_in_one_message(job, capsys, flags, words):
     assert "Traceback" not in message
     for word in words:
         assert word in message
+
+
+def test_a_layer_without_second_derivative_is_named():
+    with (
+        pytest.raises(ConfigError, match="mine:Net .* aten::attention"),
+        explain_refusals("mine:Net"),
+    ):
+        raise RuntimeError("derivative for aten::attention is not implemented")
 
 
 def test_a_checkpoint_that_a_run_does_not_have_is_refused(job, tmp_path, capsys):

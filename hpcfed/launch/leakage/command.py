@@ -6,7 +6,8 @@ from a job, with the same bits that a run has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from torch.func import functional_call
 from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
-from hpcfed.core.inputs import prepare
+from hpcfed.core.inputs import restore
 from hpcfed.core.progress import track
 from hpcfed.core.shapes import Shapes
 from hpcfed.core.tables import table
@@ -42,6 +43,7 @@ INVERSIONS = ("dlg", "idlg", "invert")
 ATTACKS = (*INVERSIONS, "membership")
 MOST = 10  # clients whose members are inferred by default
 PICTURE = "leakage-{}.png"
+ROUNDED = 1e-3  # of pixels
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,13 @@ class Settings:
             )
         if self.tv < 0:
             raise ConfigError(f"leakage: --tv {self.tv:g}: give at least 0")
+        if self.attack == "membership" and self != Settings(self.attack):
+            raise ConfigError(
+                "leakage: --attack membership takes the complete turn of the job; remove --images, "
+                "--batch, --local-steps, --iterations and --tv"
+            )
+        if self.attack != "invert" and self.tv != inversion.TV:
+            raise ConfigError(f"leakage: --tv is of --attack invert, not of {self.attack}")
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,9 @@ class Image:
     @property
     def numbers(self) -> dict[str, Any]:
         """The reconstruction without its pixels."""
-        names = ("client", "row", "label", "inferred", "mse", "psnr")
-        return {name: getattr(self, name) for name in names}
+        names = ("client", "row", "label", "inferred", "mse")
+        finite = self.psnr if self.mse else None
+        return {**{name: getattr(self, name) for name in names}, "psnr": finite}
 
 
 def command(
@@ -134,6 +144,8 @@ def command(
     ks = select_clients(numbers(clients) or default, fed.K)
     about = describe(rounds, settings)
     if attack == "membership":
+        if out:
+            raise ConfigError(f"leakage: -o {out}: --attack membership draws no picture")
         members = {k: infer_members(rounds, k) for k in track(ks, "inferring members")}
         return as_numbers(about, members) if json else page_of_members(about, members)
     check_images(fed, settings)
@@ -286,8 +298,14 @@ def reconstruct(rounds: Rounds, k: int, settings: Settings, classes: Sequence[st
         received = uploads.receive(rounds, k, batch, settings.steps)
         turn = uploads.turn_of(rounds, client, received.received, settings.steps)
         originals = pixels(fed, fed.prepare(batch.batch(np.arange(len(batch)))[0]))
+        if originals.min() < -ROUNDED or originals.max() > 1 + ROUNDED:
+            raise ConfigError(
+                f"leakage: {fed.job.data.name} has pixels from {originals.min():.3g} to "
+                f"{originals.max():.3g}, and PSNR is defined here for 0 to 1; scale the images"
+            )
         g = rng.torch_stream(fed.seed, "leakage", "start", k, int(group[0]))
-        results, inferred = attack(fed, turn, received.change, originals.shape, settings, g)
+        with explain_refusals(client.architecture):
+            results, inferred = search(fed, turn, received.change, originals.shape, settings, g)
         which, errors = inversion.match(originals, results)
         images += [
             Image(
@@ -314,7 +332,21 @@ def check_batch(fed: Federation, client: Client, settings: Settings) -> None:
         )
 
 
-def attack(
+@contextmanager
+def explain_refusals(architecture: str) -> Iterator[None]:
+    """Raise ConfigError, in the block, for layers of which torch has no second derivative."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "derivative for" not in str(error):
+            raise
+        raise ConfigError(
+            f"leakage: {architecture} has a layer whose gradient torch cannot differentiate, and "
+            f"gradient inversion needs that: {error}"
+        ) from error
+
+
+def search(
     fed: Federation,
     turn: inversion.Turn,
     change: Params,
@@ -328,7 +360,7 @@ def attack(
     """
     sent = inversion.flatten([change[name] for name in turn.trained])
     iterations = settings.iterations or inversion.ITERATIONS[settings.attack]
-    x = torch.randn(shape, generator=g)
+    x = torch.randn(shape, generator=g).to(fed.device)
     if settings.attack == "dlg":
         y = torch.randn((shape[0], fed.classes), generator=g, dtype=torch.float64)
     elif inversion.HEAD_BIAS in change:
@@ -337,9 +369,10 @@ def attack(
         raise ConfigError(
             "leakage: this model has no head whose bias tells the labels; take --attack dlg"
         )
+    y = y.to(fed.device)
     if settings.attack == "invert":
-        mean, std = fed.data.mean, fed.data.std
-        low, high = (prepare(torch.full((1, len(mean), 1, 1), v), mean, std) for v in (0.0, 1.0))
+        ends = (torch.full((1, shape[1], 1, 1), end, device=fed.device) for end in (0.0, 1.0))
+        low, high = map(fed.prepare, ends)
         x = inversion.invert(turn, sent, x, y, iterations, (low, high), settings.tv)
     else:
         x, y = inversion.dlg(turn, sent, x.double(), y, iterations)
@@ -347,9 +380,8 @@ def attack(
 
 
 def pixels(fed: Federation, x: Tensor) -> Tensor:
-    """Return pixels of prepared images, in 0..1 if they are the client's: `prepare`'s inverse."""
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (fed.data.mean, fed.data.std))
-    return x * std + mean
+    """Return pixels of prepared images on the CPU, in 0..1 if they are the client's."""
+    return restore(x.cpu(), fed.data.mean, fed.data.std, torch.float32)
 
 
 def infer_members(rounds: Rounds, k: int) -> tuple[int, int, membership.Membership]:
