@@ -12,6 +12,7 @@ import pytest
 from hpcfed import cli
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
+from hpcfed.launch.plan import command, precisions
 from hpcfed.launch.plan.command import best, efficiencies, numbers
 from hpcfed.launch.plan.costs import costs, differing_fields
 from hpcfed.launch.plan.predict import (
@@ -27,6 +28,7 @@ from hpcfed.launch.plan.predict import (
     Prediction,
     predict,
 )
+from hpcfed.models import precision as models_precision
 from hpcfed.storage.results import Results
 
 FIELDS = [
@@ -390,3 +392,83 @@ def test_a_wrong_plan_is_one_message(
 
 def test_a_folder_without_results_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert "results.h5" in message(capsys, *FIELDS, "--costs", str(tmp_path))
+
+
+def planned(run: Path, capsys: pytest.CaptureFixture, *words: str) -> Any:
+    """Return what a plan for one node with one rank says, as JSON."""
+    common = ["--costs", str(run), "--nodes", "1", "--ranks-per-node", "1", "--json"]
+    assert cli.main(["plan", *FIELDS, *words, *common]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("of_trial", ["float32", "bf16"])
+@pytest.mark.parametrize("of_job", ["float32", "bf16"])
+def test_a_plan_knows_the_seconds_of_training_in_both_precisions(
+    of_trial: str,
+    of_job: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(command, "measure_ratios", lambda fed: {"mlp": 2.0})
+    monkeypatch.setattr(precisions, "find_bfloat16", lambda: "avx512_bf16")
+    job = load([*FIELDS, "--run.precision", of_trial], environ={}).plain()
+    report = planned(trial(tmp_path / "run", job=job), capsys, "--run.precision", of_job)
+    measured, other = 40 * 2 / 20, ({"float32", "bf16"} - {of_job}).pop()
+    seconds = {"float32": 2.0, "bf16": 1.0}
+    train = report["clusters"][0]["parts"]["train"]
+    assert train == pytest.approx(measured * seconds[of_job] / seconds[of_trial])
+    [different] = report["other_precisions"][other]
+    assert different["parts"]["train"] == pytest.approx(
+        measured * seconds[other] / seconds[of_trial]
+    )
+    assert different["parts"]["evaluate"] == report["clusters"][0]["parts"]["evaluate"]
+    assert not any("run.precision" in line for line in report["warnings"])
+    assert "float32 as with run.precision = 'bf16': mlp 2.00" in report["basis"][-1]
+
+
+def test_a_plan_for_people_has_a_column_of_the_other_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(command, "measure_ratios", lambda fed: {"mlp": 2.0})
+    run = str(trial(tmp_path / "run"))
+    words = [*FIELDS, "--run.precision", "bf16", "--costs", run, "--nodes", "1"]
+    report = command.plan(words[:-4], Path(run), "1", 0, None, None, 2, 100)
+    heads = [column.header for column in report.renderables[0].columns]
+    assert str(heads[-1]).split() == ["round", "in", "float32"]
+
+
+def test_a_processor_without_bfloat16_is_planned_in_float32_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(precisions, "find_bfloat16", lambda: "")
+    report = planned(trial(tmp_path / "run"), capsys)
+    assert report["other_precisions"] == report["float32_over_bf16"] == {}
+
+
+def test_a_plan_says_that_bf16_changes_nothing_for_small_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    """Nothing is measured for them: the ratio is 1."""
+    report = planned(trial(tmp_path / "run"), capsys, "--run.precision", "bf16")
+    assert report["float32_over_bf16"] == {"mlp": 1.0}
+    assert "'bf16' changes nothing: no layer" in report["basis"][-1]
+
+
+def test_both_precisions_are_measured_by_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """All layers are computed in bfloat16 here."""
+    monkeypatch.setattr(models_precision, "SMALL", 0)
+    steps, step = [], precisions.step
+
+    def count(fed: Any, *rest: Any) -> None:
+        steps.append(fed.job.run.precision)
+        step(fed, *rest)
+
+    monkeypatch.setattr(precisions, "step", count)
+    report = planned(trial(tmp_path / "run"), capsys, "--run.precision", "bf16")
+    assert steps == ["float32", "bf16"] * (1 + precisions.TURNS)
+    assert report["float32_over_bf16"]["mlp"] > 0 and list(report["other_precisions"]) == [
+        "float32"
+    ]

@@ -6,7 +6,7 @@ It also says how many nodes are worth using.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,18 @@ from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.trial import measure
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import duration, size, table
+from hpcfed.launch.plan.precisions import (
+    FIELD,
+    PRECISIONS,
+    comparable,
+    convert,
+    measure_ratios,
+    with_precision,
+)
 from hpcfed.launch.plan.predict import Cluster, Demand, Network, Prediction, predict
 from hpcfed.machine.energy import KWH, carbon
 from hpcfed.machine.memory_budget import weights
+from hpcfed.storage.fields import at
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -67,14 +76,21 @@ def plan(
         )
     network = Network(1e-6 * latency, 1e9 / 8 * bandwidth)
     job = load(words, read_job)
-    trial, demand = costs_and_demand(job, costs, words)
+    trial, demand, ratios = costs_and_demand(job, costs, words)
     clusters = [
         cluster(job, trial, n, gpus_per_node, cores_per_node, ranks_per_node, network)
         for n in counts
     ]
-    predictions = efficiencies([predict_cluster(demand, trial, one) for one in clusters])
+    demands = in_precisions(job, trial, demand, ratios)
+    by_precision = {
+        name: efficiencies([predict_cluster(each, trial, one) for one in clusters])
+        for name, each in demands.items()
+    }
+    predictions = by_precision.pop(job.run.precision)
     warnings = [
-        f"the short run had another {name}" for name in differing_fields(trial, job.plain())
+        f"the short run had another {name}"
+        for name in differing_fields(trial, job.plain())
+        if not (name == FIELD and ratios)  # both precisions are known
     ]
     groups = len(demand.cohorts[0])
     if clusters[-1].ranks > groups:
@@ -83,15 +99,19 @@ def plan(
         "costs": str(costs),
         "processor": trial.processor,
         "warnings": warnings,
-        "basis": basis(trial, costs, clusters[-1]),
+        "basis": [*basis(trial, costs, clusters[-1]), *ratio_lines(ratios, job)],
         "best": best(predictions).nodes,
         "fastest": min(predictions, key=lambda p: p.seconds).nodes,
         "clusters": [
             {**asdict(p), "node_hours": p.node_hours, **energy(p, trial.watts, job)}
             for p in predictions
         ],
+        "other_precisions": {
+            name: [asdict(p) for p in others] for name, others in by_precision.items()
+        },
+        "float32_over_bf16": ratios,
     }
-    return facts if json else page(predictions, facts)
+    return facts if json else page(predictions, by_precision, facts)
 
 
 def energy(prediction: Prediction, watts: float | None, job: Job) -> dict[str, float | None]:
@@ -129,8 +149,41 @@ def numbers(text: str) -> list[int]:
     return sorted(set(counts))
 
 
-def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, Demand]:
-    """Return the costs of the trial and the demand of the job.
+def in_precisions(
+    job: Job, trial: Costs, demand: Demand, ratios: Mapping[str, float]
+) -> dict[str, Demand]:
+    """Return the demand in each precision that is known, the job's first.
+
+    Without ratios that is the demand itself, whatever the precision of the trial.
+    """
+    if not ratios:
+        return {job.run.precision: demand}
+    source = at(trial.job, FIELD)
+    names = sorted(PRECISIONS, key=lambda name: name != job.run.precision)
+    return {name: convert(demand, ratios, source, name) for name in names}
+
+
+def ratio_lines(ratios: Mapping[str, float], job: Job) -> list[str]:
+    """Return what is known about both precisions, in words."""
+    if not ratios:
+        return []
+    if all(ratio == 1 for ratio in ratios.values()):
+        n = job.local.batch
+        return [
+            f"run.precision = 'bf16' changes nothing: no layer is computed in it in batches of {n}"
+        ]
+    texts = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    return [
+        "measured here, on one step of each model: how many times as long training takes in "
+        f"float32 as with run.precision = 'bf16': {texts}"
+    ]
+
+
+def costs_and_demand(
+    job: Job, run: Path | None, words: Sequence[str]
+) -> tuple[Costs, Demand, dict[str, float]]:
+    """Return the costs of the trial, the demand of the job, and how long training takes in float32
+    relative to bf16, by architecture; {} if that is not compared.
 
     The job is set up here as in a run of one rank, on the CPU.
     """
@@ -155,10 +208,11 @@ def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[
         raise ConfigError(
             f"plan: {job.algorithm.name} has no rounds; plan knows methods in synchronous rounds"
         )
-    settings = job.run.model_copy(update={"device": "cpu", "precision": "float32", "speeds": ()})
+    settings = job.run.model_copy(update={"device": "cpu", "precision": "bf16", "speeds": ()})
     local = job.model_copy(update={"run": settings})
     facts = world(local, Serial())
     fed = Rounds(federation(local, Serial(), facts)).fed
+    fed.job = with_precision(local, "float32")  # of all that is computed here, but to compare both
     # of a population the number of test examples is an estimate
     tests = (
         np.asarray(facts.partition.sizes) * job.data.test_share
@@ -168,7 +222,8 @@ def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[
     trial = costs(run, evaluates_everybody(fed))
     if trial.processor != "cpu":  # clients that a GPU trains as one are placed as one
         fed.job = resolve_engine(fed, job.algorithm, gpus=True)
-    return trial, demand(fed, tests, trial)
+    ratios = measure_ratios(fed) if comparable(job, trial) else {}
+    return trial, demand(fed, tests, trial), ratios
 
 
 def without(words: Sequence[str], *fields: str) -> list[str]:
@@ -308,8 +363,13 @@ def basis(trial: Costs, run: Path | None, largest: Cluster) -> list[str]:
     return lines
 
 
-def page(predictions: list[Prediction], facts: dict[str, Any]) -> Group:
-    """Return the predictions for people."""
+def page(
+    predictions: list[Prediction], others: Mapping[str, list[Prediction]], facts: dict[str, Any]
+) -> Group:
+    """Return the predictions for people.
+
+    others: by precision; seconds of a round in them are further columns, if they differ.
+    """
     gpu = max(p.gpu for p in predictions)
     heads, rows = HEADS, [row(p) for p in predictions]
     for name, head, unit in (("joules", ">kWh", KWH), ("kg_co2e", ">kg CO2e", 1.0)):
@@ -317,6 +377,12 @@ def page(predictions: list[Prediction], facts: dict[str, Any]) -> Group:
         if values[0] is not None:
             heads += f",{head}"
             rows = [(*cells, f"{v / unit:.3g}") for cells, v in zip(rows, values, strict=True)]
+    for name, different in others.items():
+        if any(a.seconds != b.seconds for a, b in zip(predictions, different, strict=True)):
+            heads += f",>round in {name}"
+            rows = [
+                (*cells, f"{p.seconds:.3g} s") for cells, p in zip(rows, different, strict=True)
+            ]
     return Group(
         *(Text(f"warning: {line}") for line in facts["warnings"]),
         table(heads, rows),
