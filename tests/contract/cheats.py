@@ -1,4 +1,4 @@
-"""Methods that break the rules of what passes between clients and server, for tests."""
+"""Methods that break the rules of clients and servers, for tests."""
 
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.core.params import Mean
@@ -20,3 +20,12 @@ class Overhears(RoundBased):
         self.receive(client, 0.5 * (fed.down(client, state) + state))
         self.train(fed, client, state, t)
         return Upload(Mean.of(client.params(), self.weight(client)))
+
+
+class Overwrites(RoundBased):
+    """Its server writes the new state into the old one."""
+
+    def server(self, fed, state, mean, cohort):
+        for name, value in state.items():
+            value.copy_(mean[name])
+        return state

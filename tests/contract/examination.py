@@ -81,6 +81,7 @@ class Watch:
     announced: tuple[list[int], list[int]] = ([], [])  # bytes down and up of each client
     generators: tuple[Any, Any] = (None, None)  # states of the global ones, before and after
     copied: tuple[Any, Any] = (None, None)  # a copy for a checkpoint, before and after a round
+    replaced: tuple[Any, Any] = (None, None)  # the state that a round replaces, before and after it
     untouched: tuple[Any, Any] = (None, None)  # the state before and after a round of nobody
     steps: int = 0  # of training in the round that `stopped` will not end
     # only of `away`
@@ -159,7 +160,8 @@ class Examination:
         with redirect_stderr(StringIO()) as stderr:
             for t in range(1, ROUNDS + 1):
                 taken = snapshot.take_snapshot(rounds).items if t == STOPPED else {}
-                copy = dict(toy.leaves(taken))
+                copy, old = dict(toy.leaves(taken)), rounds.state
+                values = dict(toy.leaves(snapshot.to_tree(old)))
                 counting = rounds.fed.clock.heartbeat = Steps()
                 if t == FAILED and not self.event_based:
                     self.victim = rounds.algorithm.cohort(rounds.fed, t - 1)[1], t - 1
@@ -169,6 +171,7 @@ class Examination:
                 watch.outcomes.append(deepcopy(toy.outcome(rounds, [row])))
                 if t == STOPPED:
                     watch.copied = copy, dict(toy.leaves(taken))
+                    watch.replaced = values, dict(toy.leaves(snapshot.to_tree(old)))
                     watch.steps = counting.made
         saving.save(rounds, run)
         results.finish()

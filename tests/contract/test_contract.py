@@ -155,6 +155,16 @@ def test_the_next_round_does_not_change_a_checkpoints_copies(runs: Examination):
     assert before and before == after
 
 
+def test_the_server_makes_a_new_state_and_leaves_the_old_one_as_it_was(runs: Examination):
+    before, after = runs.whole.replaced
+    assert before == after
+
+
+def test_a_server_that_writes_into_its_old_state_fails(tmp_path: Path):
+    before, after = Examination("tests.contract.cheats:Overwrites", tmp_path).whole.replaced
+    assert before != after
+
+
 def test_a_round_without_reports_changes_nothing(runs: Examination):
     if runs.event_based:
         pytest.skip("a round in virtual time waits for those who report")
