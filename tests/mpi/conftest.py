@@ -1,10 +1,6 @@
 """Keeps these tests running where the plugin pytest-mpi is installed."""
 
-from pathlib import Path
-
 import pytest
-
-HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(trylast=True)
@@ -13,7 +9,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     green.
     """
     for item in items:
-        if HERE in item.path.parents:
+        if item.nodeid.startswith("tests/mpi/"):
             item.own_markers = [
                 mark
                 for mark in item.own_markers
