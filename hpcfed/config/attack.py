@@ -106,6 +106,10 @@ class Attack(Section):
     run; they reach all clients and the server.
     """
 
+    def number(self, clients: int) -> int:
+        """Return how many of so many clients attack."""
+        return 0 if self.by == "none" else len(self.clients) or round(self.share * clients)
+
     @model_validator(mode="after")
     def fits(self) -> Attack:
         if self.by == "edge-case" and not self.source:
@@ -120,6 +124,16 @@ class Attack(Section):
         return self
 
 
+def hides_uploads(job: Job) -> str:
+    """Return the setting of a job with which the server gets only sums of uploads; "": none."""
+    settings = {
+        f"privacy.by = {job.privacy.by!r}": job.privacy.bounds and job.privacy.by != "local",
+        f"secure.by = {job.secure.by!r}": job.secure.by != "none",
+        "compression.by = 'vote'": job.compression.by == "vote",
+    }
+    return next((setting for setting, active in settings.items() if active), "")
+
+
 def check_attack(job: Job) -> None:
     """Raise ConfigError for an attack that other settings of the job rule out."""
     attack, where = job.attack, f"attack.by = {job.attack.by!r}"
@@ -128,6 +142,22 @@ def check_attack(job: Job) -> None:
     if beyond := [k for k in attack.clients if k >= job.clients]:
         raise ConfigError(
             f"attack.clients: there is no client {beyond[0]}; clients are 0..{job.clients - 1}"
+        )
+    n, K = attack.number(job.clients), job.clients
+    if not n and attack.share:
+        raise ConfigError(
+            f"attack.share = {attack.share:g}: of {K} clients that is nobody; set a share of at "
+            f"least {1 / K:.3g}, or 0"
+        )
+    if n == K:
+        raise ConfigError(
+            f"{where}: all {K} clients attack, and nobody is left to be evaluated; set a smaller "
+            f"attack.share, or fewer attack.clients"
+        )
+    if attack.by == "alie" and attack.scale is None and n > K // 2:
+        raise ConfigError(
+            f"{where}: {n} of {K} clients are the majority, and need not hide; set a smaller "
+            f"attack.share, or attack.scale"
         )
     if attack.start > job.rounds:
         raise ConfigError(
@@ -139,11 +169,10 @@ def check_attack(job: Job) -> None:
         )
     if attack.by not in TOGETHER:
         return
-    hidden = job.privacy.bounds or job.secure.by != "none" or job.compression.by == "vote"
-    if hidden:
+    if reason := hides_uploads(job):
         raise ConfigError(
-            f"{where} replaces uploads by what it knows of others, but with [privacy], [secure] or "
-            f"votes the server gets none of them; take one of {', '.join(ALONE)}, or remove these"
+            f"{where} replaces uploads by what it knows of others, but with {reason} nobody gets "
+            f"single uploads; take one of {', '.join(ALONE)}, or remove that setting"
         )
     if job.algorithm.in_virtual_time:
         raise ConfigError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Lt
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
+from hpcfed.config.attack import hides_uploads
 from hpcfed.config.conditions import field, other_than
 from hpcfed.config.limits import PositiveInt
 from hpcfed.config.sections import Section
@@ -118,16 +119,15 @@ def check_defence(job: Job) -> None:
     defence, where = job.defence, f"defence.by = {job.defence.by!r}"
     if defence.by == "none":
         return
-    others = {
-        f"privacy.by = {job.privacy.by!r}": job.privacy.bounds,
-        f"secure.by = {job.secure.by!r}": job.secure.by != "none",
-        "compression.by = 'vote'": job.compression.by == "vote",
-        "[edges]": job.edges.number > 0,
-    }
-    if other := next((name for name, active in others.items() if active), None):
+    if other := hides_uploads(job) or ("[edges]" if job.edges.number else ""):
         raise ConfigError(
             f"{where} compares single uploads, but with {other} the server only gets sums of them; "
             f"remove one of both"
+        )
+    if defence.by in ALIKE and job.attack.by == "overweight":
+        raise ConfigError(
+            f"{where} counts clients alike, so that attack.by = 'overweight', which claims more "
+            f"weight, has no effect; set another attack.by, or a defence.by such as 'median'"
         )
     if defence.by == "fltrust" and not job.data.public:
         raise ConfigError(

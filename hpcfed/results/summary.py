@@ -137,7 +137,8 @@ def attack(record: Record) -> dict[str, Any]:
     scored = by_round(record, "attack_success")
     return {
         "by": job["attack"]["by"],
-        "attackers": int(np.nansum(record.columns["clients/attacker"][-1])),
+        "attackers": len(job["attack"]["clients"])
+        or round(job["attack"]["share"] * job["clients"]),
         "defence": job["defence"]["by"],
         "success": number(scored[np.isfinite(scored)]),
     }

@@ -189,6 +189,10 @@ def test_a_share_of_the_clients_attacks_the_same_ones_in_all_rounds():
     ("flags", "message"),
     [
         (("noise", "--attack.clients", "99"), "no client 99"),
+        (("noise", "--attack.clients", ",".join(map(str, range(20)))), "nobody is left"),
+        (("noise", "--attack.share", "0.02"), "that is nobody"),
+        (("alie", "--attack.share", "0.6"), "the majority"),
+        (("noise", "--algorithm.name", "local"), "nothing is sent"),
         (("noise", "--attack.start", "1000"), "attack.start"),
         (("noise", "--attack.clients", "1", "--attack.share", "0.5"), "not both"),
         (("fang", "--attack.scale", "2"), "attack.scale"),
@@ -198,13 +202,50 @@ def test_a_share_of_the_clients_attacks_the_same_ones_in_all_rounds():
         (("label-flip", "--attack.public", "0.5"), "data.public"),
         (("backdoor", "--attack.target", "77"), "attack.target"),
         (("alie", "--algorithm.name", "fedasync"), "one by one"),
-        (("ipm", "--privacy.by", "central", "--privacy.clip", "1"), "gets none of them"),
+        (("ipm", "--privacy.by", "central", "--privacy.clip", "1"), "privacy.by = 'central'"),
+        (("ipm", "--secure.by", "secagg", "--secure.bound", "9"), "secure.by = 'secagg'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(flags: tuple[str, ...], message: str):
     name = [] if "--algorithm.name" in flags else ["--algorithm.name", "fedavg"]
     with pytest.raises(ConfigError, match=message):
         toy.start(Serial(), load([*name, "--models.mix", "mlp", "--attack.by", *flags], environ={}))
+
+
+def test_a_run_continues_if_attackers_are_the_majority_of_a_cohort():
+    """Three of six clients attack with ALIE, and cohorts of three are drawn."""
+    flags = ("--participation", "0.5", "--attack.clients", "0,1,2", "--attack.by", "alie")
+    rounds = toy.start(Serial(), toy.job("fedavg", *SHORT, "--models.mix", "mlp", *flags))
+    cohorts = [rounds.fed.sample(t) for t in range(3)]
+    assert max(len({0, 1, 2}.intersection(cohort)) for cohort in cohorts) == 2
+    while rounds.t < 3:
+        rounds.step()
+    assert all(value.isfinite().all() for value in rounds.state.values())
+
+
+def test_noise_of_clients_leaves_single_uploads_for_attacks_and_rules():
+    noise = ("--privacy.by", "local", "--privacy.clip", "1", "--privacy.noise", "0.01")
+    uniform = ("--models.mix", "mlp", "--algorithm.weighting", "uniform")
+    settings = job("fedavg", ("min-max",), *noise, *uniform, "--defence.by", "median")
+    want = toy.run(Serial(), settings, rounds=1)
+    for outcome in spmd(2, lambda comm: toy.run(comm, settings, rounds=1)):
+        assert toy.differences(outcome, want) == []
+
+
+def test_the_trigger_is_as_bright_on_any_ranks_and_for_all_clients(tmp_path: Path):
+    """Images of floating-point values up to 600, whose largest ones differ between ranks."""
+    with np.load(toy.folder() / "data.npz") as stored:
+        arrays = {n: x.astype(np.float32) * 3 if n[0] == "x" else x for n, x in stored.items()}
+    np.savez(tmp_path / "floats.npz", **arrays)
+    words = ["--algorithm.name", "fedavg", *SHORT, *ALL, *TWO, "--clients", "6"]
+    words += ["--data.name", str(tmp_path / "floats.npz"), "--models.mix", "mlp"]
+    words += ["--attack.by", "backdoor", "--attack.patch", "2", "--data.partition", "iid"]
+    settings = load([*words, "--evaluate.every", "1"], environ={})
+    bright = toy.start(Serial(), settings).fed.attack.bright
+    assert bright == arrays["x_test"].max() > 255
+    want = toy.run(Serial(), settings, rounds=1)
+    for outcome in spmd(3, lambda comm: toy.run(comm, settings, rounds=1)):
+        assert toy.differences(outcome, want) == []
 
 
 def test_attackers_train_on_other_data_than_they_have_and_are_not_evaluated():

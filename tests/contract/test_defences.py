@@ -77,6 +77,7 @@ def test_a_median_of_prototypes_is_that_of_the_clients_that_have_the_class():
             "5 groups against f = 2 attackers, but a cohort has 3 groups of 10 clients",
         ),
         (("--defence.by", "centred-clipping"), "set clip"),
+        (("--defence.by", "krum", "--attack.by", "overweight"), "has no effect"),
         (("--defence.by", "fltrust"), "set data.public"),
         (("--defence.by", "median", "--defence.nu", "1"), "defence.nu"),
         (("--defence.by", "krum", "--algorithm.weighting", "samples"), "counts clients alike"),

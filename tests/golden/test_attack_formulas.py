@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from hpcfed.federation.side_by_side import Block, Section
 from hpcfed.federation.transforms.attack.data import triggered
@@ -37,6 +36,13 @@ def block(values):
 )
 def test_a_little_is_enough_hides_behind_the_needed_honest_clients(n, bad, z):
     assert hidden_deviations(n, bad) == pytest.approx(z, abs=1e-6)
+
+
+def test_a_majority_of_a_round_hides_before_one_honest_client():
+    """Of six clients four attack: z = Phi^-1(1 / 2); of nine, five: Phi^-1(3 / 4)."""
+    assert hidden_deviations(6, 4) == 0
+    assert hidden_deviations(9, 5) == pytest.approx(0.674490, abs=1e-6)
+    assert hidden_deviations(2, 1) == hidden_deviations(1, 1) == 0
 
 
 def test_the_deviation_is_that_of_a_sample():
@@ -81,16 +87,14 @@ def test_an_equation_without_a_root_moves_nothing():
 def test_the_trigger_is_a_square_in_the_lower_right_corner():
     image = np.zeros((1, 1, 4, 4), np.uint8)
     bright, dark = [0, 0, 255, 255], [0] * 4
-    assert triggered(image, 2)[0, 0].tolist() == [dark, dark, bright, bright]
+    assert triggered(image, 255, 2)[0, 0].tolist() == [dark, dark, bright, bright]
     assert not image.any()
 
 
 def test_four_attackers_share_the_trigger():
     image = np.zeros((1, 1, 6, 6), np.uint8)
-    quarters = [triggered(image, 3, q) for q in range(4)]
-    assert np.array_equal(sum(q.astype(int) for q in quarters), triggered(image, 3).astype(int))
+    quarters = [triggered(image, 255, 3, q) for q in range(4)]
+    assert np.array_equal(
+        sum(q.astype(int) for q in quarters), triggered(image, 255, 3).astype(int)
+    )
     assert [int((q > 0).sum()) for q in quarters] == [4, 2, 2, 1]
-
-
-def test_a_float_image_gets_its_brightest_value():
-    assert triggered(torch.zeros(1, 1, 2, 2).numpy(), 1)[0, 0].tolist() == [[0, 0], [0, 1]]

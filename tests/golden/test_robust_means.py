@@ -3,7 +3,6 @@
 Nothing is trained: clients send vectors, and the server replaces an old value by their mean.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,29 +13,13 @@ from hpcfed.comm import Comm, Serial
 from hpcfed.config.defence import Defence
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
-from hpcfed.federation.exchange import Exchange
-from hpcfed.federation.replay_log import ReplayLog
 from hpcfed.federation.transforms.defence.buckets import Buckets
 from hpcfed.federation.transforms.defence.robust_mean import RobustMean
-from hpcfed.federation.warnings import Warnings
-from hpcfed.machine.clock import Clock
 from tests.threads import spmd
+from tests.vectors import federation
 
 D, FAR = 6, 1000.0
 CLIP = {"clip": 0.5}
-
-
-def federation(comm: Comm, n: int) -> Any:
-    """What a rule needs of a federation of n clients, of which client k lives on rank k mod R."""
-    clock, device = Clock(), torch.device("cpu")
-    exchange = Exchange(comm, {}, [k % comm.size for k in range(n)], device, clock, ReplayLog())
-    fed = SimpleNamespace(seed=0, t=0, comm=comm, clock=clock, exchange=exchange)
-    fed.clients = {k: SimpleNamespace(memory={}) for k in range(comm.rank, n, comm.size)}
-    fed.on_root, fed.warnings = exchange.on_root, Warnings(comm)
-    fed.trainable = lambda name: "running" not in name
-    fed.note_shapes = lambda terms, keep: None
-    fed.job = SimpleNamespace(algorithm=SimpleNamespace(name="a method"))
-    return fed
 
 
 def mean(

@@ -20,10 +20,8 @@ def attackers(job: Job) -> frozenset[int]:
         return frozenset()
     if attack.clients:
         return frozenset(attack.clients)
-    n = round(attack.share * job.clients)
-    return frozenset(
-        rng.stream(job.seed, "attackers").choice(job.clients, n, replace=False).tolist()
-    )
+    g = rng.stream(job.seed, "attackers")
+    return frozenset(g.choice(job.clients, attack.number(job.clients), replace=False).tolist())
 
 
 class Attacking(Transform):

@@ -34,7 +34,6 @@ from hpcfed.federation.transforms.values import Value, update_of
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.attack import Attack
     from hpcfed.data.edge_cases import EdgeCases
     from hpcfed.federation.federation import Federation
 
@@ -129,17 +128,25 @@ class Backdoor(Targeted):
                 f"the inputs of {fed.job.data.name} have the shape {tuple(shape)}; take another "
                 f"attack, or a smaller attack.patch"
             )
+        self.bright = brightest(fed)
 
     def images(self, fed: Federation, k: int, train: Shard, chosen: np.ndarray) -> np.ndarray:
         quarter = sorted(self.clients).index(k) % 4 if self.settings.distributed else None
-        return triggered(train.x[train.rows[chosen]], self.settings.patch, quarter)
+        return triggered(train.x[train.rows[chosen]], self.bright, self.settings.patch, quarter)
 
     def poison_public(self, fed: Federation, public: Shard, chosen: np.ndarray) -> Shard:
-        images = triggered(public.x[public.rows[chosen]], self.settings.patch)
+        images = triggered(public.x[public.rows[chosen]], self.bright, self.settings.patch)
         return self.with_target(fed, public, chosen, images)
 
     def of_success(self, fed: Federation, client: Client | None = None) -> Shard:
-        return with_trigger(fed.data.test if client is None else client.test, self.settings)
+        """Return the examples of other classes with the trigger, labelled as the target."""
+        test = fed.data.test if client is None else client.test
+        others = np.flatnonzero(test.labels != self.settings.target)
+        images = triggered(test.x[test.rows[others]], self.bright, self.settings.patch)
+        labels = np.full(len(others), self.settings.target, test.labels.dtype)
+        shard = Shard.of_split(Split(images, labels), test.device)
+        shard.ids = test.ids[others]
+        return shard
 
 
 class EdgeCase(Targeted):
@@ -172,13 +179,24 @@ def relabelled(shard: Shard, labels: np.ndarray) -> Shard:
     return result
 
 
-def triggered(images: np.ndarray, side: int, quarter: int | None = None) -> np.ndarray:
+def brightest(fed: Federation) -> float:
+    """Return the value of bright pixels, the same on all ranks; collective.
+
+    Of whole numbers it is 255; else 1, or the largest value of the test images if that is more.
+    """
+    test = fed.data.test
+    largest = 255.0 if test.x.dtype == np.uint8 else float(test.x[test.rows].max(initial=1.0))
+    return max(fed.comm.gather({fed.comm.rank: largest}).values())
+
+
+def triggered(
+    images: np.ndarray, bright: float, side: int, quarter: int | None = None
+) -> np.ndarray:
     """Return images [n, C, H, W] with the trigger in the lower right corner.
 
-    quarter: the one that they get, 0..3; None: all of it.
+    bright: value of its pixels.  quarter: the one that they get, 0..3; None: all of it.
     """
     images = images.copy()
-    bright = 255 if images.dtype == np.uint8 else max(1.0, float(images.max(initial=0.0)))
     H, W = images.shape[2:]
     half = -(-side // 2)
     rows, columns = slice(H - side, H), slice(W - side, W)
@@ -188,13 +206,3 @@ def triggered(images: np.ndarray, side: int, quarter: int | None = None) -> np.n
         columns = slice(W - side, W - side + half) if left else slice(W - side + half, W)
     images[:, :, rows, columns] = bright
     return images
-
-
-def with_trigger(test: Shard, settings: Attack) -> Shard:
-    """Return the examples of other classes with the trigger, labelled as the target."""
-    others = np.flatnonzero(test.labels != settings.target)
-    images = triggered(test.x[test.rows[others]], settings.patch)
-    labels = np.full(len(others), settings.target, test.labels.dtype)
-    shard = Shard.of_split(Split(images, labels), test.device)
-    shard.ids = test.ids[others]
-    return shard

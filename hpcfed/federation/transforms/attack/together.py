@@ -3,8 +3,8 @@
 All of them send the same: with m and s the mean and the standard deviation (n - 1) of the honest
 updates of each value,
 
-- ALIE: m - z s; z = Phi^-1((n - f - h) / (n - f)) with h = floor(n / 2) + 1 - f, so that h honest
-  clients lie beyond it (Baruch et al., NeurIPS 2019, arXiv:1902.06156);
+- ALIE: m - z s; z = Phi^-1((n - f - h) / (n - f)) with h = max(1, floor(n / 2) + 1 - f), so that h
+  honest clients lie beyond it (Baruch et al., NeurIPS 2019, arXiv:1902.06156);
 - IPM: -scale m (Xie et al., UAI 2019, arXiv:1903.03936);
 - Fang: where m > 0 a value below all honest ones, else one above them, at most twice as far from 0,
   at random (Fang et al., USENIX Security 2020, arXiv:1911.11815, section 3.3, full knowledge);
@@ -14,8 +14,12 @@ updates of each value,
   ||m|| or of sign(m).
 
 Each value is compared among the honest clients that send it, in tensors of one shape; what no
-honest client sends stays as it is. Deviations: g solves the quadratic equation,
-the authors' code approaches it by halving steps. The authors' min-sum code takes the smallest sum.
+honest client sends, such as a class that only attackers have, stays as it is. Uploads are compared
+as the server gets them: decoded, if they are compressed.
+
+Deviations: g solves the quadratic equation, the authors' code approaches it by halving steps. The
+authors' min-sum code takes the smallest sum. Of Fang's attacks this is the one on medians and
+trimmed means; that on Krum (section 3.2) is not here.
 """
 
 from __future__ import annotations
@@ -29,7 +33,6 @@ import numpy as np
 import torch
 
 from hpcfed.core import rng
-from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params, Term
 from hpcfed.federation.side_by_side import Block, SideBySide
 from hpcfed.federation.transforms.attack.attackers import Attacking
@@ -63,7 +66,10 @@ class Together(Attacking, CohortTransform):
             return uploads
         terms = [(k, term_of(of_client)) for k, of_client in of_honest.items()]
         side = SideBySide(fed, terms, keep, "value")
-        vector = as_params(self.vector(fed, side, keep, honest, bad), keep)
+        flat = self.vector(fed, side, keep, honest, bad)
+        for (path, start, stop), sent in side.each(is_sent, is_of_pieces):
+            flat[path][start:stop][~sent] = np.nan
+        vector = as_params(flat, keep)
         return {
             k: replaced(upload, values[k], vector) if self.acts(fed, k) else upload
             for k, upload in uploads.items()
@@ -99,7 +105,13 @@ class ALittleIsEnough(Together):
     def of_block(self, fed: Federation, block: Block, honest: int, bad: int) -> np.ndarray:
         mean, std = moments(block)
         z = self.settings.scale
-        return mean - (hidden_deviations(honest + bad, bad) if z is None else z) * std
+        if z is None and (z := hidden_deviations(honest + bad, bad)) <= 0:
+            fed.warnings.say(
+                "attack.by = 'alie': with as few attackers, or as few honest clients, as in this "
+                "round its formula gives z <= 0: they send the mean of the honest clients, or what "
+                "is opposite to an attack; set attack.scale, such as 1"
+            )
+        return mean - z * std
 
 
 class InnerProduct(Together):
@@ -193,15 +205,15 @@ def positive_root(a: float, b: float, c: float) -> float:
 def hidden_deviations(n: int, bad: int) -> float:
     """Return z of ALIE for n clients of a round, of which so many attack.
 
-    Raises ConfigError if they are the majority.
+    If they are the majority of the round, they hide before one honest client nevertheless.
     """
-    needed = n // 2 + 1 - bad
-    if needed <= 0:
-        raise ConfigError(
-            f"attack.by = 'alie': {bad} of {n} clients of a round are the majority, and need not "
-            f"hide; set a smaller attack.share, or attack.scale"
-        )
+    needed = max(1, n // 2 + 1 - bad)
     return NormalDist().inv_cdf((n - bad - needed) / (n - bad)) if n - bad > needed else 0.0
+
+
+def is_sent(block: Block) -> np.ndarray:
+    """Return which values of a block an honest client sends, [m]."""
+    return np.asarray((block.weights > 0).any(axis=0))
 
 
 def moments(block: Block) -> tuple[np.ndarray, np.ndarray]:
@@ -230,6 +242,11 @@ def key(name: str, value: Value) -> str:
     """Return the name of a tensor among those of all clients: complete ones have one shape."""
     shape = "" if value.at is not None else tuple(value.tensor.shape)
     return f"{name}:{value.path}:{shape}"
+
+
+def is_of_pieces(key: str) -> bool:
+    """Return whether clients send pieces of the tensor of this name."""
+    return key.endswith(":")
 
 
 def complete_shapes(
@@ -272,7 +289,10 @@ def as_params(parts: Mapping[str, np.ndarray], keep: Params) -> Params:
 def replaced(
     upload: Upload, values: list[tuple[str, Value]], vector: Mapping[str, torch.Tensor]
 ) -> Upload:
-    """Return an upload with the attackers' updates in the place of its own."""
+    """Return an upload with the attackers' updates in the place of its own.
+
+    vector: of the attackers; nan where no honest client sends anything.
+    """
     parts = {}
     for part_name, part in upload.parts.items():
         new = {}
@@ -280,7 +300,9 @@ def replaced(
             path = key(name, value)
             if name == part_name and path in vector:
                 update = vector[path].numpy()
-                update = update if value.at is None else update[cells(value.at)]
+                if value.at is not None:
+                    update = update[cells(value.at)]
+                    update = np.where(np.isnan(update), update_of(value), update)
                 new[value.path] = added(value, update)
         parts[part_name] = with_values(part, new)
     return upload.changed(parts)
