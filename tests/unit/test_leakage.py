@@ -12,7 +12,14 @@ from hpcfed import cli
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.leakage import uploads
-from hpcfed.launch.leakage.command import explain_refusals, infer_members, open_rounds, start
+from hpcfed.launch.leakage.command import (
+    Image,
+    count_labels,
+    explain_refusals,
+    infer_members,
+    open_rounds,
+    start,
+)
 from hpcfed.main import main as run
 from hpcfed.storage import names
 from hpcfed.storage.checkpoint import Reader
@@ -215,6 +222,13 @@ def test_mistakes_are_told_in_one_message(job, capsys, flags, words):
     assert "Traceback" not in message
     for word in words:
         assert word in message
+
+
+def test_labels_of_an_upload_are_right_in_any_order():
+    none = torch.zeros(1, 2, 2)
+    pairs = (("a", "b"), ("b", "a"), ("a", "a"), ("c", "a"))
+    images = [Image(0, 0, label, inferred, 0.1, none, none) for label, inferred in pairs]
+    assert [count_labels(images, batch) for batch in (1, 2, 4)] == [1, 3, 3]
 
 
 def test_a_layer_without_second_derivative_is_named():

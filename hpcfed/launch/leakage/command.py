@@ -6,6 +6,7 @@ from a job, with the same bits that a run has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,7 +160,7 @@ def command(
     if json:
         rows = [image.numbers for image in results]
         return {"about": about, "images": rows, "picture": str(picture)}
-    return page_of_images(about, results, picture)
+    return page_of_images(about, results, settings.batch, picture)
 
 
 def run_in(words: Sequence[str]) -> Path | None:
@@ -437,12 +438,22 @@ def page_of_members(about: list[str], members: Members) -> Group:
     return Group(*map(Text, about), table(heads, rows), Text(guess))
 
 
-def page_of_images(about: list[str], results: Sequence[Image], picture: Path) -> Group:
-    """Return the results of gradient inversion for people."""
+def count_labels(images: Sequence[Image], batch: int) -> int:
+    """Return the number of labels that are right, of each upload in any order."""
+    right = 0
+    for i in range(0, len(images), batch):
+        labels = Counter(image.label for image in images[i : i + batch])
+        inferred = Counter(image.inferred for image in images[i : i + batch])
+        right += (labels & inferred).total()
+    return right
+
+
+def page_of_images(about: list[str], results: Sequence[Image], batch: int, picture: Path) -> Group:
+    """Return the results of gradient inversion for people.  batch: images of an upload."""
     rows: list[tuple[object, ...]] = [
         (i.client, i.row, i.label, i.inferred, f"{i.mse:.2g}", f"{i.psnr:.1f}") for i in results
     ]
-    right = sum(i.label == i.inferred for i in results)
+    right = count_labels(results, batch)
     mean = np.mean([i.psnr for i in results])
     return Group(
         *map(Text, about),
