@@ -63,7 +63,7 @@ PAPER = Case(
     flags=("--algorithm.name", "fedclassavg", "--local.augment", "simclr"),
     partition="quantity",
 )
-SMALL = replace(PAPER, model="fedhenn-1,mlp", clients=4, n=10, batch=4)
+SMALL = replace(PAPER, model="fedhenn-1,mlp", clients=2, n=10, batch=4)
 LEAST = {"graphed": 5.0}  # goals: times the naive loop,
 RATE = 50_000.0  # examples a second with the fastest engine and precision,
 PEERS = 5.0  # and times pfl-research on its own task

@@ -1,6 +1,7 @@
 """Bytes and back: values keep type, shape and bits; damage and strangers are refused."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from hpcfed.comm import codec
 from hpcfed.comm.codec import DTYPES, TENSORS, decode, encode
+from tests.rows import for_each
 
 pytestmark = pytest.mark.quick
 
@@ -42,9 +44,9 @@ def test_keys_keep_their_type_and_their_order():
     assert list(back({2: "a", "1": "b", 1: "c"}).items()) == [(2, "a"), ("1", "b"), (1, "c")]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
-def test_arrays_come_back_with_dtype_shape_and_bits(dtype, shape):
+@for_each(list(product(DTYPES, [(), (0,), (3,), (2, 0, 3), (2, 3)])))
+def test_arrays_come_back_with_dtype_shape_and_bits(row):
+    dtype, shape = row
     array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
     got = back(array)
     assert type(got) is np.ndarray and got.dtype == array.dtype and got.shape == shape
@@ -65,9 +67,9 @@ def test_numpy_scalars_stay_numpy_scalars(scalar):
     assert back(scalar) == scalar and type(back(scalar)) is type(scalar)
 
 
-@pytest.mark.parametrize("name", TENSORS)
-@pytest.mark.parametrize("shape", [(), (0, 2), (2, 3)])
-def test_tensors_come_back_with_dtype_shape_and_values(name, shape):
+@for_each(list(product(TENSORS, [(), (0, 2), (2, 3)])))
+def test_tensors_come_back_with_dtype_shape_and_values(row):
+    name, shape = row
     tensor = torch.arange(math.prod(shape)).reshape(shape).to(getattr(torch, name))
     got = back(tensor)
     assert isinstance(got, torch.Tensor) and got.dtype == tensor.dtype and torch.equal(got, tensor)

@@ -11,6 +11,7 @@ import pytest
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.storage.fields import flat
+from tests.rows import for_each
 
 JOBS = Path(__file__).parents[2] / "jobs"
 OTHER = {
@@ -45,7 +46,6 @@ HEAD = re.compile(
     r"0\.\d+)?)\n"
 )
 NATURAL = sorted(path.stem for path in (JOBS / "natural").glob("*.toml"))
-each_job = pytest.mark.parametrize("name", FULL)
 
 
 def job(name: str, *overlays: str) -> Job:
@@ -86,7 +86,7 @@ def test_each_table_is_complete_and_has_no_cell_twice():
     }
 
 
-@each_job
+@for_each(FULL)
 def test_a_job_is_the_papers_setting(name):
     paper_job, (table, row, column, _) = job(name), cell(name)
     lr, rho = LOCAL[paper_job.data.name]

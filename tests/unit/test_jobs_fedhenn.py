@@ -5,11 +5,10 @@ it.
 import re
 from pathlib import Path
 
-import pytest
-
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.storage.fields import flat
+from tests.rows import for_each
 from tests.unit.test_jobs import overlays
 
 JOBS = Path(__file__).parents[2] / "jobs/fedhenn"
@@ -42,7 +41,6 @@ ROWS = {
     "FedHeNN homogeneous": "12",
     "FedHeNN heterogeneous": "2",
 }
-each_job = pytest.mark.parametrize("name", FULL)
 
 
 def job(name: str, *overlays: str) -> Job:
@@ -85,7 +83,7 @@ def test_table_3_figure_3_and_procrustes_are_there():
     ]
 
 
-@each_job
+@for_each(FULL)
 def test_a_job_is_the_papers_setting(name: str):
     paper_job, (where, row, _, _) = job(name), cell(name)
     method = paper_job.algorithm

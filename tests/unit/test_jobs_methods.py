@@ -3,10 +3,9 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.load import load
+from tests.rows import for_each
 
 METHODS = Path(__file__).parents[2] / "jobs/methods"
 FILES = sorted(METHODS.glob("*.toml"))
@@ -27,17 +26,17 @@ STAGES = {  # rounds of a method's first stage: a shorter run has nothing of wha
 }
 
 
-@pytest.mark.parametrize("method", ALGORITHMS)
+@for_each(ALGORITHMS)
 def test_each_method_has_its_job(method: str):
     assert load([str(METHODS / f"{method}.toml")], environ={}).algorithm.name == method
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@for_each(FILES)
 def test_a_job_file_starts_with_its_description(path: Path):
     assert path.read_text().startswith("# ") and load([str(path)], environ={})
 
 
-@pytest.mark.parametrize("method", STAGES)
+@for_each(STAGES)
 def test_no_run_is_shorter_than_its_methods_first_stage(method: str):
     full = load([str(METHODS / f"{method}.toml")], environ={})
     for job in (full, jobs.small_job(method, jobs.fields(method, SMALL))):
@@ -49,7 +48,7 @@ def test_each_job_has_a_small_version_or_a_reason_why_not():
     assert all(SMALL["rows"][name]["cannot"] for name in set(SMALL["rows"]) - set(SHOWN))
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@for_each(SHOWN)
 def test_a_small_version_is_a_job_of_the_same_method_and_says_how_it_is_measured(name: str):
     row = SMALL["rows"][name]
     full = load([str(METHODS / f"{name}.toml")], environ={})
@@ -157,7 +156,7 @@ def test_each_method_has_a_row_of_its_present_job_and_the_table_is_made_of_the_r
     assert "to be run" not in text and "commit `" in text
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@for_each(SHOWN)
 def test_a_small_run_learns_and_a_missed_claim_has_its_cause(name: str):
     row = SMALL["rows"][name]
     outcome = jobs.verdict(row, jobs.load_saved("rows")[name])

@@ -11,6 +11,7 @@ from hpcfed.launch.matched import matched, matched_job
 from hpcfed.main import main as run
 from hpcfed.storage.digest import digest
 from tests.mpirun import ROOT
+from tests.rows import for_each
 
 JOBS = ROOT / "jobs/methods"
 ONE = ("--models.mix", "mlp", "--data.train_limit", "60", "--rounds", "2", "--clients", "3")
@@ -21,7 +22,7 @@ def job_of(name, *flags):
     return load([str(file), *flags] if file.exists() else ["--algorithm.name", name, *flags])
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if (JOBS / f"{name}.toml").exists()])
+@for_each([name for name in ALGORITHMS if (JOBS / f"{name}.toml").exists()])
 def test_each_method_s_main_experiment_has_a_matched_job(name):
     job = job_of(name)
     alone = load([], environ={}, arguments=Given(job=matched_job(job)))

@@ -1,5 +1,6 @@
 """Partitions: disjoint, reproducible, of the promised size and skew; errors name the value."""
 
+from itertools import product
 from pathlib import Path
 
 import h5py
@@ -16,12 +17,14 @@ from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.partition_file import check_seal
 from hpcfed.tasks.classification import Classification
+from tests.rows import for_each
 
 pytestmark = pytest.mark.quick
 
 G = stream(0, "test_partition")
 LABELS = G.permutation(np.repeat(np.arange(10), 300))  # 3000 examples, 10 equal classes
 UNEVEN = G.permutation(np.repeat(np.arange(5), [1000, 500, 200, 50, 7]))
+CLASSES = {"even": LABELS, "uneven": UNEVEN}
 DRAWS = {
     "iid": lambda y, k, g: schemes.iid(y, k, g),
     "dirichlet": lambda y, k, g: schemes.dirichlet(y, k, 0.5, g),
@@ -67,10 +70,10 @@ def equal(some, others) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize("labels", [LABELS, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("clients", [1, 7, 20, 50])
-@pytest.mark.parametrize("name", DRAWS)
-def test_no_example_is_held_twice_and_the_generator_alone_decides(name, clients, labels):
+@for_each(list(product(DRAWS, [1, 7, 20, 50], CLASSES)))
+def test_no_example_is_held_twice_and_the_generator_alone_decides(row):
+    name, clients, classes = row
+    labels = CLASSES[classes]
     parts, again = (DRAWS[name](labels, clients, stream(1, "p")) for _ in range(2))
     rows = np.concatenate(parts)
     assert len(parts) == clients and rows.dtype == np.int64
@@ -85,10 +88,10 @@ def test_every_client_gets_something_of_even_classes(name):
     assert all(len(part) for part in DRAWS[name](LABELS, 20, stream(2, "p")))
 
 
-@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.5, 100.0])
-@pytest.mark.parametrize("clients", [3, 20, 100])
-@pytest.mark.parametrize("labels", [LABELS, UNEVEN], ids=["even", "uneven"])
-def test_dirichlet_clients_are_equally_large_to_the_example(labels, clients, alpha):
+@for_each(list(product(CLASSES, [3, 20, 100], [0.01, 0.1, 0.5, 100.0])))
+def test_dirichlet_clients_are_equally_large_to_the_example(row):
+    classes, clients, alpha = row
+    labels = CLASSES[classes]
     parts = schemes.dirichlet(labels, clients, alpha, stream(3, "p"))
     assert {len(part) for part in parts} == {len(labels) // clients}
 

@@ -1,5 +1,7 @@
 """Graphs and their weights: who is whose neighbour, and what averaging leaves as it is."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -11,14 +13,15 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine import describe
 from tests.contract.toy import differences, job, start
+from tests.rows import for_each
 
 KINDS = ("ring", "complete", "star", "torus", "clique-ring", "erdos-renyi", "exponential")
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 12, 16])
-@each_kind
-def test_a_graph_is_symmetric_connected_and_without_loops(kind: str, n: int):
+@for_each(list(product(KINDS, [1, 2, 3, 7, 12, 16])))
+def test_a_graph_is_symmetric_connected_and_without_loops(row: tuple[str, int]):
+    kind, n = row
     links = graph(kind, n, 0, 3, 0.7)
     assert (
         links.shape == (n, n)
