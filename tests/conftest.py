@@ -5,8 +5,9 @@ Tiers, by marker. `quick` (`make check`): all of house/ and golden/, the units t
 run no job and start no process, and the contract of three methods. `alone`: starts so many
 processes that nothing runs beside it. The rest has no marker. `make test` runs all.
 
-Several processes take the tests by file, those of the virtual cluster as one, the longest first.
-The contract is taken by method, last: its small parts fill up what is left of the time.
+Several processes take the tests by file, those of the virtual cluster as one. Files whose tests
+wait for other processes take turns with several that compute, so that no core idles. The contract
+is taken by method, last: its small parts fill up what is left of the time.
 """
 
 import fcntl
@@ -15,6 +16,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain, groupby, islice
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ gc.disable()
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
-FIRST = (  # few tests that take long, after which others fill up
+WAITING = (  # for the processes that they start; the longest first
     "tests/system/test_many_processes.py",
     "tests/slurm/",
     "tests/system/",
@@ -46,6 +48,7 @@ BY_METHOD = tuple(
         "privacy_methods",
     )
 )
+COMPUTING = 5  # files that compute after each that waits
 QUICK = ("tests/house/", "tests/golden/")
 # The contract of these is quick: ranks, checkpoints, resume, faults and uploads of a method with
 # the default round, of one whose clients have a state, and of one in virtual time.
@@ -70,10 +73,20 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.quick)
     items.sort(
         key=lambda item: (
-            [not item.nodeid.startswith(folder) for folder in FIRST],
+            [not item.nodeid.startswith(folder) for folder in WAITING],
             item.nodeid.startswith(BY_METHOD),
         )
     )
+    items[:] = take_turns(items)
+
+
+def take_turns(items):
+    """Put several files that compute after each whose tests wait; each list has its order."""
+    by_file = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+    waiting = [tests for tests in by_file if tests[0].nodeid.startswith(WAITING)]
+    computing = iter(by_file[len(waiting) :])
+    turns = [[tests, *islice(computing, COMPUTING)] for tests in waiting]
+    return [item for tests in chain(*turns, computing) for item in tests]
 
 
 def pytest_collection_finish():
