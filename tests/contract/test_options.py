@@ -117,7 +117,7 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.final_batch",
 }
 SHORT = (
-    *("--rounds", "2", "--participation", "1", "--clients", "3", "--data.train_limit", "36"),
+    *("--rounds", "2", "--participation", "1", "--clients", "2", "--data.train_limit", "24"),
     *("--evaluate.before", "false", "--evaluate.every", "2"),
     *("--training.engine", "eager", "--local.batch", "8"),
     *("--data.partition", "dirichlet", "--data.sizes", "free"),
@@ -128,7 +128,8 @@ STAR = (
     *("--clients", "5", "--rounds", "3"),
     *("--algorithm.topology", "star", "--system.distribution", "lognormal"),
 )
-TWO_OF_FIVE = ("--clients", "5", "--algorithm.clusters", "2")
+THREE = ("--clients", "3", "--data.train_limit", "36")
+TWO_OF_FIVE = ("--clients", "5", "--data.train_limit", "36", "--algorithm.clusters", "2")
 AT_ONCE = ("--clients", "6", "--algorithm.after", "0")
 CUTS = (*AT_ONCE, "--algorithm.eps1", "1e9", "--algorithm.eps2", "1e-9")
 SENSES = (  # several modalities, some of which some clients lack
@@ -143,12 +144,17 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "depthfl": ("--models.mix", "resmlp-4"),  # whose inner blocks have exits
     "dsgd": STAR,
     "dsgt": STAR,
-    "fedexp": ("--data.alpha", "0.01", "--local.epochs", "3"),
+    "fccl": THREE,
+    "fedasync": THREE,
+    "fedbuff": THREE,
+    "fedexp": (*THREE, "--data.alpha", "0.01", "--local.epochs", "3"),
+    "fedmd": THREE,
     "fedtype": SMALL_SETS,
     "fedcovid": ("--algorithm.large", "1", "--algorithm.warmup", "1", "--local.epochs", "2"),
     "harmony": (*SENSES, "--models.mix", "mean", "--algorithm.stage1_rounds", "1"),
     "swift": STAR,
     "fedcompass": (  # unlike one another, and often late
+        *THREE,
         *("--rounds", "6", "--system.distribution", "lognormal", "--system.spread", "1"),
         *("--system.availability", "0.5", "--system.latency", "0"),
     ),
@@ -162,7 +168,8 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "zeroshot": SMALL,
     "pfedknow": (*SMALL, "--algorithm.threshold", "0.9", "--rounds", "3"),
     "reptile": ("--rounds", "4"),  # moments count from the second step on
-    "semicyclic": ("--rounds", "4"),  # two days
+    "pfedhr": THREE,
+    "semicyclic": (*THREE, "--rounds", "4"),  # two days
 }
 SAME = (  # what makes of [local] what a method's clients do
     *("receive", "local", "round", "refuses", "unused"),
@@ -178,11 +185,11 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "fedclassavg without averaging": ("--algorithm.averaging", "false", *MLP),
     "fedclassavg of all weights": ("--algorithm.share", "all", *MLP),
     "ifca of gradients": ("--algorithm.averaging", "gradients", *MLP),
-    "ifca of perturbed models": ("--algorithm.start", "perturbed", *MLP),
+    "ifca of perturbed models": (*THREE, "--algorithm.start", "perturbed", *MLP),
     "ktpfl of weights": ("--algorithm.share", "weights", *MLP),
     "fedhenn homogeneous": ("--algorithm.setting", "homogeneous", *MLP),
     "fedhenn by rbf": ("--algorithm.kernel", "rbf", *MLP),
-    "fedasync by hinge": (*("--algorithm.staleness", "hinge", "--algorithm.b", "0"), *MLP),
+    "fedasync by hinge": (*THREE, *("--algorithm.staleness", "hinge", "--algorithm.b", "0"), *MLP),
     "perfedavg hf": ("--algorithm.variant", "hf", *MLP),
     "dsgd of single steps": ("--local.steps", "1", *STAR, *MLP),
     "fedavg of single steps": ("--local.steps", "1", *MLP),
@@ -204,9 +211,10 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "fedtype by fedprox": ("--algorithm.aggregation", "fedprox", *SMALL_SETS, *MLP),
     "fedtype by pfedme": ("--algorithm.aggregation", "pfedme", "--algorithm.imitation", "0"),
     "fedtype by pfedbayes": ("--algorithm.aggregation", "pfedbayes", "--algorithm.imitation", "0"),
-    "pfedhr without labels": ("--algorithm.public_labels", "false", *MLP),
+    "pfedhr without labels": (*THREE, "--algorithm.public_labels", "false", *MLP),
     "pfedhr of means": (
         *("--algorithm.merge", "true", "--algorithm.groups", "3", "--models.mix", "mlp,fedhenn-3"),
+        *THREE,
     ),
     "zeroshot at the server": ("--algorithm.at", "server", *SMALL),
     "zeroshot by a generator": ("--algorithm.by", "generator", *SMALL),
