@@ -95,8 +95,8 @@ def test_a_client_is_as_it_was_and_sends_the_same_again(job):
     fed = rounds.fed
     batch = fed.clients[0].train.pick(np.arange(2))
     before = fed.job, fed.transforms, len(fed.clients[0].train), dict(fed.clients[0].memory)
-    first, second = (vector(uploads.receive(rounds, 0, batch, 1).change) for _ in range(2))
-    assert torch.equal(first, second)
+    once, again = (vector(uploads.receive(rounds, 0, batch, 1).change) for _ in range(2))
+    assert torch.equal(once, again)
     assert before == (fed.job, fed.transforms, len(fed.clients[0].train), fed.clients[0].memory)
 
 
@@ -106,9 +106,9 @@ def test_it_has_passed_compression(job):
     _, _, sparse = received(job, *flags, "--compression.min_size", "1")
     values = vector(plain.change)
     largest = values.abs().topk(int(0.01 * len(values))).values[-1]
-    kept = vector(sparse.change) != 0
-    assert kept.sum() <= 0.01 * len(values) + 1
-    assert values[kept].abs().min() >= largest - 1e-7
+    nonzero = vector(sparse.change) != 0
+    assert nonzero.sum() <= 0.01 * len(values) + 1
+    assert values[nonzero].abs().min() >= largest - 1e-7
 
 
 @pytest.mark.parametrize("by", ["local", "central"])
@@ -161,17 +161,18 @@ def test_the_next_upload_of_a_run_is_the_one_that_it_sends(job, tmp_path, capsys
     upload = uploads.receive(rounds, 0)
     for name, value in (upload.received + upload.change).items():
         assert torch.allclose(value, after[name], atol=1e-7), name
-    assert cli.main(["leakage", str(folder), "--images", "1", "--iterations", "2"]) == 0
+    results = str(names.results_file(folder))
+    assert cli.main(["leakage", results, "--images", "1", "--iterations", "2"]) == 0
     assert (folder / "leakage-invert.png").exists()
     assert "after 2 rounds" in capsys.readouterr().out
 
 
-def test_members_of_an_overfitted_model_are_told_and_others_are_not(job):
+def test_members_of_an_overfitted_model_are_inferred_and_others_are_not(job):
     flags = ("--data.wrong_labels", "0.5", "--data.test_limit", "100")
     overfitted = rounds_of(job, *flags, "--local.epochs", "60", "--local.batch", "20")
-    _, _, told = infer_members(overfitted, 0)
-    assert told.auc > 0.9
-    assert told.advantage > 0.7
+    _, _, success = infer_members(overfitted, 0)
+    assert success.auc > 0.9
+    assert success.advantage > 0.7
     untrained = rounds_of(job, *flags[2:], "--local.lr", "1e-9")
     _, _, guess = infer_members(untrained, 0)
     assert guess.auc == pytest.approx(0.5, abs=0.08)

@@ -153,8 +153,7 @@ def command(
     from hpcfed.launch.leakage.picture import draw  # which imports matplotlib
     from hpcfed.report.figures import plotting
 
-    folder = names.folder_of(run) if run else Path()
-    path = plotting.check_format(out or folder / PICTURE.format(attack))
+    path = plotting.check_format(out or (run or Path()) / PICTURE.format(attack))
     results = [image for k in ks for image in reconstruct(rounds, k, settings, classes)]
     picture = plotting.save(draw(results), path)
     if json:
@@ -164,9 +163,9 @@ def command(
 
 
 def run_in(words: Sequence[str]) -> Path | None:
-    """Return the run that a command names in the place of a job; None: it names a job."""
+    """Return the folder of the run that a command names in the place of a job, or None."""
     if words and not words[0].startswith("-") and not words[0].endswith(".toml"):
-        return Path(words[0])
+        return names.folder_of(Path(words[0]))
     return None
 
 
