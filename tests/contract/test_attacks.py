@@ -212,6 +212,13 @@ def test_settings_that_cannot_be_are_refused(flags: tuple[str, ...], message: st
         toy.start(Serial(), load([*name, "--models.mix", "mlp", "--attack.by", *flags], environ={}))
 
 
+def test_more_weight_for_uploads_without_weights_changes_nothing_and_says_so(capsys):
+    attacked = toy.run(Serial(), job("ktpfl", ("overweight",)), rounds=1)
+    assert "changes nothing" in capsys.readouterr().err
+    plain = toy.run(Serial(), toy.job("ktpfl", *SHORT, *ALL, *toy.different("ktpfl")), rounds=1)
+    assert toy.differences(attacked.weights, plain.weights) == []
+
+
 def test_a_run_continues_if_attackers_are_the_majority_of_a_cohort():
     """Three of six clients attack with ALIE, and cohorts of three are drawn."""
     flags = ("--participation", "0.5", "--attack.clients", "0,1,2", "--attack.by", "alie")

@@ -12,6 +12,7 @@ import torch
 from hpcfed.comm import Comm, Serial
 from hpcfed.config.defence import Defence
 from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.transforms.defence.buckets import Buckets
 from hpcfed.federation.transforms.defence.robust_mean import RobustMean
@@ -229,6 +230,17 @@ def test_a_row_that_nobody_has_stays_unknown(rule: dict[str, Any]):
     assert result[rows].isfinite().all()
     again = mean(parts, Params(proto=torch.full((4, D), 0.5)), "row", **rule)["proto"]
     assert (again[[1, 3]] == 0.5).all()
+
+
+def test_the_rank_that_has_a_row_refuses_unequal_weights_for_all():
+    """Others do not see them, and end when this rank does."""
+    parts = {
+        k: Mean.of(Params(proto=torch.ones(1, D)), 1.0 + k, at={"proto": (torch.tensor([0]),)})
+        for k in range(7)
+    }
+    with pytest.raises(ConfigError, match="have different weights") as refusal:
+        mean(parts, Params(proto=torch.zeros(1, D)), "row", by="krum", attackers=0.2)
+    assert not refusal.value.everywhere
 
 
 @pytest.mark.parametrize("rule", ["krum", "multi-krum", "bulyan"])

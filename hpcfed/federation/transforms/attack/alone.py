@@ -88,4 +88,9 @@ class Overweight(Attacking):
             for name, part in upload.parts.items()
             if isinstance(part, Mean)
         }
+        if not parts:
+            fed.warnings.say(
+                f"attack.by = 'overweight' changes nothing: clients of {fed.job.algorithm.name} "
+                f"send no weights; set another attack.by, such as 'sign-flip'"
+            )
         return upload.changed(parts)

@@ -267,7 +267,8 @@ class OneMean:
         if self.fed.comm.barrier(int(any(term.at for term in self.values.mine.values()))):
             raise everywhere(self.refusal("send pieces of tensors"))
         units = self.units()
-        self.check_weights(unit.weights for unit in units.values())
+        if not all(self.takes(unit.weights) for unit in units.values()):
+            raise everywhere(self.unequal())
         compared = {key: unit for key, unit in units.items() if self.can_choose(unit)}
         names = {name for key in units.keys() - compared for name in units[key].names}
         medians = self.by_coordinate(Median(), names=names) if names else Params()
@@ -338,16 +339,17 @@ class OneMean:
                 units[name] = Unit(entries, tensors, numbers)
         return units
 
-    def check_weights(self, weights_of_units: Any) -> None:
-        """Raise ConfigError if clients that the rule counts alike have different weights."""
-        if not self.rule.weighted and any(len(set(w.tolist())) > 1 for w in weights_of_units):
-            raise everywhere(
-                ConfigError(
-                    f"defence.by = {self.settings.by!r} counts clients alike, but in a mean of "
-                    f"{self.fed.job.algorithm.name} they have different weights; set "
-                    f"algorithm.weighting = 'uniform' if it has that, or defence.by = 'median'"
-                )
-            )
+    def takes(self, weights: np.ndarray) -> bool:
+        """Return whether the rule can take clients of these weights, [n]."""
+        return self.rule.weighted or len(set(weights.tolist())) == 1
+
+    def unequal(self) -> ConfigError:
+        """Return the error for clients that the rule counts alike and that have other weights."""
+        return ConfigError(
+            f"defence.by = {self.settings.by!r} counts clients alike, but in a mean of "
+            f"{self.fed.job.algorithm.name} they have different weights; set "
+            f"algorithm.weighting = 'uniform' if it has that, or defence.by = 'median'"
+        )
 
     def vectors(self) -> tuple[SideBySide, Params | None]:
         """Return the vectors that are compared, and what is subtracted from them; collective."""
@@ -451,7 +453,8 @@ class OneMean:
         vectors = np.concatenate([updates, *[vector[None] for vector in server]])
         bits = exponents(np.abs(vectors).max(axis=1))
         unit = Unit([block.entries[i] for i in present], [f"{name} {first}"], weights)
-        self.check_weights([weights])
+        if not self.takes(weights):
+            raise self.unequal()  # on the rank that has this row
         if self.too_few(len(present)):
             return Median().combine(
                 updates + old, np.broadcast_to(weights[:, None], updates.shape), np.zeros(len(old))
