@@ -212,6 +212,15 @@ def test_settings_that_cannot_be_are_refused(flags: tuple[str, ...], message: st
         toy.start(Serial(), load([*name, "--models.mix", "mlp", "--attack.by", *flags], environ={}))
 
 
+def test_labels_that_are_no_classes_cannot_be_flipped(tmp_path: Path):
+    x, y = np.zeros((40, 3), np.float32), np.ones((40, 2), np.int64)
+    np.savez(tmp_path / "several.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    words = ["--algorithm.name", "fedavg", "--models.mix", "mlp", "--data.partition", "iid"]
+    words += ["--data.name", str(tmp_path / "several.npz"), "--data.task", "multilabel"]
+    with pytest.raises(ConfigError, match="has several of 2 labels"):
+        toy.start(Serial(), load([*words, "--attack.by", "label-flip"], environ={}))
+
+
 def test_more_weight_for_uploads_without_weights_changes_nothing_and_says_so(capsys):
     attacked = toy.run(Serial(), job("ktpfl", ("overweight",)), rounds=1)
     assert "changes nothing" in capsys.readouterr().err

@@ -44,8 +44,9 @@ class OnData(Attacking):
     def check(self, fed: Federation) -> None:
         if not fed.task.has_classes:
             raise ConfigError(
-                f"attack.by = {self.settings.by!r} changes classes, but the labels of "
-                f"{fed.job.data.name} are none; take noise, sign-flip or another attack on uploads"
+                f"attack.by = {self.settings.by!r} changes classes, but {fed.job.data.name} has "
+                f"{fed.task.describe(fed.classes)} (task {fed.task.name!r}); take noise, sign-flip "
+                f"or another attack on uploads"
             )
 
     def begin(self, fed: Federation) -> None:
