@@ -122,14 +122,30 @@ def choose_precisions(model: nn.Module) -> None:
 
 
 def _compute(module: nn.Module, *args: Any, **named: Any) -> Any:
-    """Compute a module's forward, in float32 if it is a layer that stays float32."""
+    """Compute a layer's forward, in float32 if it stays float32 under autocast."""
+    if _converts(args):
+        return _compute_low(module, args, named)
+    return _forward(module)(*args, **named)
+
+
+def _compute_and_raise(module: nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute the forward of a body or head, and return float32."""
+    if _converts(args):
+        return raised(_compute_low(module, args, named))
+    return _forward(module)(*args, **named)
+
+
+def _converts(args: tuple[Any, ...]) -> bool:
+    """Return whether autocast is on for a call; without it a layer may take only 10 us."""
     x = args[0] if args else None
-    if (
-        isinstance(x, Tensor)
-        and torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")  # x.device.type takes 2 us
-        and isinstance(module, LAYERS)
-        and stays_float32(module, x)
-    ):
+    gpu = x.is_cuda if isinstance(x, Tensor) else torch.is_autocast_enabled("cuda")
+    return torch.is_autocast_enabled("cuda" if gpu else "cpu")  # x.device.type takes 2 us
+
+
+def _compute_low(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Compute a module's forward under autocast."""
+    x = args[0] if args else None
+    if isinstance(module, LAYERS) and isinstance(x, Tensor) and stays_float32(module, x):
         with full(x.device):
             return _forward(module)(*_raise_all(args), **_raise_all(named))
     return _forward(module)(*args, **named)
@@ -138,11 +154,6 @@ def _compute(module: nn.Module, *args: Any, **named: Any) -> Any:
 def _forward(module: nn.Module) -> Any:
     """Return the forward that a user has set on the module, or that of its class."""
     return module.__dict__.get("own_forward") or MethodType(type(module).forward, module)
-
-
-def _compute_and_raise(module: nn.Module, *args: Any, **named: Any) -> Any:
-    """Compute the forward of a body or head, and return float32."""
-    return raised(_compute(module, *args, **named))
 
 
 def _raise_all(values: Any) -> Any:
