@@ -43,6 +43,7 @@ TITLES = {
     "precision": "bfloat16 on a CPU",
     "gpu": "On a GPU",
     "peers": "Beside other simulators",
+    "peers-precision": "bfloat16 beside pfl-research",
     "authors": "Beside the authors' code",
     "htfllib": "Beside HtFLlib",
     CHAOS: "Runs that a fault struck at a random moment",
