@@ -166,7 +166,7 @@ def draw(rows: Mapping[str, Any]) -> None:
         axes.grid(alpha=0.3)
     handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=len_of)
     figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=POINTS - 1)
-    figure.savefig(KEPT / "curves.png", dpi=200)
+    figure.savefig(KEPT / "curves.png", dpi=110)
 
 
 def len_of(entries: tuple[list[Any], list[str]]) -> int:
