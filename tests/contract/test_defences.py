@@ -1,5 +1,8 @@
 """Robust rules in the place of means; `test_mechanisms.py` examines them with every method."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +61,15 @@ def test_a_server_that_averages_other_values_than_models_has_no_update_of_its_ow
     for method, reason in (("scaffold", "computes other means"), ("fedclassavg", "complete model")):
         with pytest.raises(ConfigError, match=reason):
             toy.start(Serial(), job(method, ("fltrust",), *public))
+
+
+def test_the_server_cannot_train_on_examples_of_other_classes(tmp_path: Path):
+    with np.load(toy.folder() / "public.npz") as stored:
+        arrays = {name: x + toy.CLASSES if name[0] == "y" else x for name, x in stored.items()}
+    np.savez(tmp_path / "others.npz", **arrays)
+    public = ("--data.public", "16", "--data.public_source", str(tmp_path / "others.npz"))
+    with pytest.raises(ConfigError, match="other classes"):
+        toy.run(Serial(), job("fedavg", ("fltrust",), *public), rounds=1)
 
 
 def test_a_median_of_prototypes_is_that_of_the_clients_that_have_the_class():

@@ -43,6 +43,14 @@ class FLTrust(Rule):
                     f"models; set another defence.by, such as 'geometric-median'"
                 )
             )
+        if fed.task.has_classes and int(fed.public.labels.max()) >= fed.classes:
+            raise everywhere(
+                ConfigError(
+                    f"defence.by = 'fltrust' trains on the labels of public examples, but they "
+                    f"have other classes than the clients' {fed.classes}; set data.public_source "
+                    f"to a data set with the same classes, or remove it"
+                )
+            )
         return [fed.on_root(lambda: update(fed, keep))]
 
     def choose(self, updates: Comparison) -> Choice:
