@@ -143,7 +143,7 @@ def line(data: str, method: str, of_method: Sequence[tuple[float, float]]) -> st
 
 def draw(rows: Mapping[str, Any]) -> None:
     """Draw accuracy over rounds: a colour per method, a line style per precision; lines are means
-    over seeds, bands reach from the lowest to the highest seed.
+    over seeds, bars reach from the lowest to the highest seed.
     """
     figure = Figure(figsize=SIZE, layout="constrained")
     panels = figure.subplots(1, len(DATA))
@@ -158,7 +158,8 @@ def draw(rows: Mapping[str, Any]) -> None:
                 scores = np.array([list(curve.values()) for curve in curves])
                 label = f"{method}, {precision}"
                 axes.plot(rounds, scores.mean(0), style, color=f"C{i}", linewidth=1, label=label)
-                axes.fill_between(rounds, scores.min(0), scores.max(0), color=f"C{i}", alpha=0.1)
+                low, high = scores.min(0), scores.max(0)
+                axes.vlines(rounds, low, high, color=f"C{i}", linewidth=0.5)
         axes.set_title(data, fontsize=POINTS)
         axes.set_xlabel("round", fontsize=POINTS)
         axes.set_ylabel("accuracy, mean over clients", fontsize=POINTS)
@@ -166,7 +167,7 @@ def draw(rows: Mapping[str, Any]) -> None:
         axes.grid(alpha=0.3)
     handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=len_of)
     figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=POINTS - 1)
-    figure.savefig(KEPT / "curves.png", dpi=110)
+    figure.savefig(KEPT / "curves.png", dpi=90)
 
 
 def len_of(entries: tuple[list[Any], list[str]]) -> int:
