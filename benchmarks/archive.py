@@ -24,7 +24,7 @@ from runs import RESULTS
 
 STUDIES = (
     *("ablation", "ablation-digits", "ablation-long", "ablation-parts"),
-    *("demo", "evidence", "methods", "own"),
+    *("demo", "evidence", "heart", "methods", "own"),
 )
 ARCHIVE, STAMP = "runs.tar.xz", ".unpacked"  # STAMP: the archive to which the files belong
 

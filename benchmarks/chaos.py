@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
+from typing import Any
 
 from calls import compiler
 from faults import FAULTS, Fault
@@ -167,7 +168,15 @@ def save(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
         "runs": [outcome.plain() for outcome in outcomes],
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    put(options.results, (json.dumps(text, indent=1) + "\n").encode())
+    each = ",\n".join(f"{json.dumps(name)}: {one_a_line(value)}" for name, value in text.items())
+    put(options.results, f"{{\n{each}\n}}\n".encode())
+
+
+def one_a_line(value: Any) -> str:
+    """Return JSON whose list items have a line each."""
+    if not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(json.dumps(item) for item in value) + "\n]"
 
 
 if __name__ == "__main__":
