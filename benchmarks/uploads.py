@@ -33,6 +33,17 @@ STUDIES = ("privacy", "compression")
 DATA = ("fashion-mnist", "cifar10")
 SEEDS = (0, 1, 2)
 PLAIN = "as they are"
+TITLES = {"privacy": "What privacy costs", "compression": "What compression costs"}
+CAPTIONS = {
+    "privacy": "Test accuracy, mean over 1,000 clients with 60 examples each (Dirichlet(0.5)), of "
+    "which about 100 take part in each of 30 rounds; central noise, delta 1e-5, adaptive clipping. "
+    "FedAvg and SCAFFOLD are judged by the model that clients receive, the others by clients' own "
+    "models after the last training of each. In brackets what a client sends in a round.",
+    "compression": "Test accuracy, mean over 20 clients with 300 examples each (Dirichlet(0.5)), "
+    "which all take part in each of 20 rounds. FedAvg and SCAFFOLD, with one architecture, are "
+    "judged by the model that clients receive, the others, with two, by clients' own models. In "
+    "brackets what a client sends in a round: the length of the encoded message.",
+}
 SIZE, POINTS = (7.0, 3.0), 8  # inches of a picture, and of its letters
 
 
@@ -124,7 +135,7 @@ def data_with_runs(study: str, rows: Mapping[str, Any]) -> list[str]:
 def write_table(study: str, names: Sequence[str], rows: Mapping[str, Any]) -> None:
     """Write the study's table: mean accuracy over seeds, with the deviation, and bytes sent."""
     variants = list(PLAN[study]["variants"])
-    text = []
+    text = [f"# {TITLES[study]}", "", CAPTIONS[study], ""]
     for data in names:
         text += [f"**{data}**", "", f"| method | {' | '.join(variants)} |"]
         text += ["|---" * (1 + len(variants)) + "|"]
@@ -188,7 +199,7 @@ def draw(study: str, names: Sequence[str], rows: Mapping[str, Any]) -> None:
     figure.legend(
         entries.values(), entries, loc="outside upper center", ncols=7, fontsize=POINTS - 1
     )
-    figure.savefig(KEPT / f"{study}.png", dpi=200)
+    figure.savefig(KEPT / f"{study}.png", dpi=200, pil_kwargs={"optimize": True})
 
 
 def points_of(

@@ -45,7 +45,10 @@ PAGES = {
 EVIDENCE = [
     f"benchmarks/results/evidence/{name}/curves.png" for name in ("cifar10", "fashion-mnist")
 ]
-PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"} | {p: p for p in EVIDENCE}
+UPLOADS = [f"benchmarks/results/uploads/{name}.png" for name in ("privacy", "compression")]
+PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"} | {
+    path: path for path in (*EVIDENCE, *UPLOADS)
+}
 
 
 def generate(folder: Path) -> None:
