@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hpcfed.comm import Serial
-from hpcfed.config.defence import DEFENCES
+from hpcfed.config.defence import DEFENCES, LEAST
 from hpcfed.config.load import load
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -30,9 +30,7 @@ OUT = Path(__file__).parent / "results" / "robust" / "costs.json"
 SHAPES = {"weight": (99, 1000), "bias": (1000,)}
 TURNS = {10: 5, 100: 3, 1000: 1}  # by number of clients
 SETTINGS = {"centred-clipping": ["--defence.clip", "1"]}
-SHARE = ("trimmed-mean", "krum", "multi-krum", "bulyan")  # take a share of attackers
 LEFT_OUT = ("fltrust",)
-TOO_FEW = {("bulyan", 10): "needs 4 f + 3 clients; here f = 1, n = 10"}
 
 
 def main() -> None:
@@ -78,7 +76,7 @@ def start(n: int, defence: str) -> Federation:
     words = ["--algorithm.name", "fedavg", "--models.mix", "mlp", "--clients", str(n)]
     words += ["--data.name", "digits", "--data.partition", "iid", "--defence.by", defence]
     words += SETTINGS.get(defence, [])
-    if defence in SHARE:
+    if defence in LEAST:  # it takes a share of attackers
         words += ["--defence.attackers", "0.1"]
     job = load(words, environ={})
     return federation(job, Serial(), world(job, Serial()))

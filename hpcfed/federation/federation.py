@@ -487,13 +487,12 @@ class Federation:
         uploads of several parts a dict of Params by part; then the means are a dict as well.
         per: the unit that has its own weight (a complete part, a tensor, a row of it, a value).
         """
+        pairs = list(uploads)
         if not isinstance(keep, Params):
-            uploads = list(uploads)
             return {
-                name: self.mean([(k, parts[name]) for k, parts in uploads], values, per)
+                name: self.mean([(k, parts[name]) for k, parts in pairs], values, per)
                 for name, values in keep.items()
             }
-        pairs = list(uploads)
         if wrong := [pair for pair in pairs if not isinstance(pair[1], (Mean, Sealed))]:
             k, part = wrong[0]
             raise user_code.OwnError(

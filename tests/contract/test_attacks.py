@@ -146,8 +146,8 @@ def test_edge_cases_stand_in_the_place_of_a_share_of_the_attackers_images():
     assert len(changed) == round(0.25 * len(train))
     cases = {image.tobytes() for image in fed.data.edge_cases.train}
     assert all(poisoned.x[i].tobytes() in cases and poisoned.labels[i] == 0 for i in changed)
-    kept = np.setdiff1d(np.arange(len(train)), changed)
-    assert np.array_equal(poisoned.labels[kept], train.labels[kept])
+    unchanged = np.setdiff1d(np.arange(len(train)), changed)
+    assert np.array_equal(poisoned.labels[unchanged], train.labels[unchanged])
     assert fed.attack.examples(fed, fed.clients[3], fed.clients[3].train) is fed.clients[3].train
 
 

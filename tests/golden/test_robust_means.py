@@ -269,8 +269,8 @@ def test_statistics_of_normalisation_stay_between_old_and_new_ones(rule: dict[st
     """
     fed, defence = federation(Serial(), 7), RobustMean(Defence(**rule))
     if rule["by"] == "fltrust":  # its own update needs a model
-        own = Params(w=torch.full((D,), 9.0), running_var=torch.zeros(1))
-        defence.rule.server = lambda fed, keep, last: [own]
+        of_server = Params(w=torch.full((D,), 9.0), running_var=torch.zeros(1))
+        defence.rule.server = lambda fed, keep, last: [of_server]
     keep = Params(w=torch.zeros(D), running_var=torch.tensor([1.0]))
     for _ in range(8):
         defence.begin()

@@ -65,13 +65,13 @@ class Settings:
 
     def check(self) -> None:
         """Raise ConfigError for a number that no attack can have."""
-        numbers = {
+        values = {
             "--images": self.images,
             "--batch": self.batch,
             "--local-steps": self.steps,
             "--iterations": self.iterations,
         }
-        for flag, value in numbers.items():
+        for flag, value in values.items():
             if value is not None and value < 1:
                 raise ConfigError(f"leakage: {flag} {value}: give at least 1")
         if self.images % self.batch:
@@ -112,9 +112,9 @@ class Image:
     @property
     def numbers(self) -> dict[str, Any]:
         """The reconstruction without its pixels."""
-        names = ("client", "row", "label", "inferred", "mse")
+        columns = ("client", "row", "label", "inferred", "mse")
         finite = self.psnr if self.mse else None
-        return {**{name: getattr(self, name) for name in names}, "psnr": finite}
+        return {**{name: getattr(self, name) for name in columns}, "psnr": finite}
 
 
 def command(

@@ -226,10 +226,10 @@ def form_of(value: Params, start: Params, change: Params) -> tuple[bool, float] 
     """
     length = change.dot(change)
     for base in (True, False):
-        moved = Params({n: value[n] - start[n] if base else value[n] for n in change})
-        scale = moved.dot(change) / length if length else 0.0
-        rest = moved - scale * change
-        if scale and rest.dot(rest) < ROUNDED**2 * moved.dot(moved):
+        update = Params({n: value[n] - start[n] if base else value[n] for n in change})
+        scale = update.dot(change) / length if length else 0.0
+        rest = update - scale * change
+        if scale and rest.dot(rest) < ROUNDED**2 * update.dot(update):
             return base, scale
     return None
 

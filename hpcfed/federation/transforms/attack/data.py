@@ -99,15 +99,13 @@ class Targeted(OnData, OfUpdates):
     def poison(self, fed: Federation, k: int, train: Shard) -> Shard:
         chosen = rng.stream(fed.seed, "attack", "poisoned", k).permutation(len(train))
         chosen = chosen[: max(1, round(self.settings.poisoned * len(train)))]
-        return self.with_target(fed, train, chosen, self.images(fed, k, train, chosen))
+        return self.with_target(train, chosen, self.images(fed, k, train, chosen))
 
     def images(self, fed: Federation, k: int, train: Shard, chosen: np.ndarray) -> np.ndarray:
         """Return what attacker k has in the place of its images at these positions."""
         raise NotImplementedError
 
-    def with_target(
-        self, fed: Federation, shard: Shard, chosen: np.ndarray, images: np.ndarray
-    ) -> Shard:
+    def with_target(self, shard: Shard, chosen: np.ndarray, images: np.ndarray) -> Shard:
         """Return the examples with these images, labelled as the target, at some positions."""
         x, labels = shard.x[shard.rows], shard.labels.copy()
         x[chosen], labels[chosen] = images, self.settings.target
@@ -137,7 +135,7 @@ class Backdoor(Targeted):
 
     def poison_public(self, fed: Federation, public: Shard, chosen: np.ndarray) -> Shard:
         images = triggered(public.x[public.rows[chosen]], self.bright, self.settings.patch)
-        return self.with_target(fed, public, chosen, images)
+        return self.with_target(public, chosen, images)
 
     def of_success(self, fed: Federation, client: Client | None = None) -> Shard:
         """Return the examples of other classes with the trigger, labelled as the target."""
