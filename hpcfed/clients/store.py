@@ -16,7 +16,7 @@ from hpcfed.clients.client_state import ClientState, UndoLog, state_store
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.inputs import zeros
-from hpcfed.core.payload import on_device
+from hpcfed.core.payload import on_device, row_major
 from hpcfed.models import build
 from hpcfed.models.cost import work
 from hpcfed.models.finetuning import Finetuning
@@ -243,6 +243,12 @@ class ClientStore:
         if state is None:
             self.kept.put(k, state := ClientState())
         return state
+
+    def arrange(self, k: int) -> None:
+        """Put all that client k remembers into row-major order, see `row_major`."""
+        state = self.kept.peek(k)
+        if state and state.memory:
+            state.memory = row_major(state.memory)
 
     def parcel(self, k: int) -> dict[str, Any]:
         """Return client k's weights and memory, to be read, sent or saved.

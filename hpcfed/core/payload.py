@@ -86,6 +86,18 @@ def map_tensors(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
     return how(value) if isinstance(value, Tensor) else value
 
 
+def row_major(value: Any) -> Any:
+    """Return the value with all tensors in row-major order in memory; itself, if they are.
+
+    In another memory format, such as that of a convolution's gradient, kernels may add up in
+    another order. Checkpoints, messages and files keep no format, so that values which outlive a
+    turn must have none of their own: else a resumed run would have other bits.
+    """
+    if all(t.is_contiguous() for _, t in tensors(value) if isinstance(t, Tensor)):
+        return value
+    return map_tensors(value, Tensor.contiguous)
+
+
 def to_tree(state: Any) -> Any:
     """Return a method's state as nested dicts.
 

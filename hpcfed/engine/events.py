@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.algorithms.events import EventBased, Work
+from hpcfed.core.payload import row_major
 from hpcfed.engine.edge_aggregation import EventEdges
 from hpcfed.engine.event_queue import Ended, make_queue
 from hpcfed.engine.round_record import Row
@@ -179,7 +180,7 @@ class Events:
         messages = fed.run([k], lambda client: self.algorithm.send(fed, client), task=job.number)
         for message in messages.values():
             memory = fed.clients[k].memory
-            memory |= {BEFORE: memory.get(SENT, model), SENT: message}
+            memory |= {BEFORE: memory.get(SENT) or row_major(model), SENT: message}
         return state
 
     def next_clients(self, t: int) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 
 from hpcfed.algorithms.base import common_name, keeps_weights, shares_all
 from hpcfed.algorithms.events import EventBased
+from hpcfed.core.payload import from_tree, row_major, to_tree
 from hpcfed.engine.balance import Balance
 from hpcfed.engine.calibration import on_gpus
 from hpcfed.engine.early_stop import EarlyStop
@@ -203,7 +204,7 @@ class Rounds:
     def __init__(self, fed: Federation) -> None:
         """Initialise the run before its first round; collective."""
         algorithm = fed.job.algorithm
-        state: State = algorithm.init(fed)
+        state: State = arranged(algorithm.init(fed), fed.device)
         self.fed, self.algorithm, self.state = fed, algorithm, state
         self.t, self.run_id = 0, ""
         fed.store.stateless = not keeps_weights(algorithm, fed)
@@ -254,7 +255,8 @@ class Rounds:
     def _round(self, cohort: list[int]) -> State:
         """Do the method's round, and return the new state; collective."""
         try:
-            return self.schedule.round(self.fed, self.state, cohort, self.t)
+            state = self.schedule.round(self.fed, self.state, cohort, self.t)
+            return arranged(state, self.fed.device)
         except SumFailed as failure:
             self._keep_state(f"round {self.t + 1}", failure)
             return self.state
@@ -421,3 +423,10 @@ def stop_together(comm: Comm) -> Iterator[None]:
         if not stop.everywhere:
             comm.barrier(STOP)
         raise
+
+
+def arranged(state: State, device: torch.device) -> State:
+    """Return a method's state with all tensors in row-major order, see `row_major`."""
+    tree = to_tree(state)
+    rows = row_major(tree)
+    return state if rows is tree else from_tree(state, rows, device)

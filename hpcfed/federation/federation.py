@@ -16,7 +16,7 @@ from hpcfed.clients.selection import Choice
 from hpcfed.core import rng, user_code
 from hpcfed.core.inputs import prepare
 from hpcfed.core.params import Mean, Params, Per, Term
-from hpcfed.core.payload import nbytes
+from hpcfed.core.payload import nbytes, row_major
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.participants import Participants
 from hpcfed.federation.placement import Placement
@@ -470,7 +470,7 @@ class Federation:
             value, size = transform.download(self, client, value)
             bytes_ = bytes_ if size is None else size
         self.tallies[client.id].down += nbytes(value) if bytes_ is None else bytes_
-        return value
+        return row_major(value)
 
     def mean(
         self,

@@ -114,6 +114,8 @@ class Turns:
             try:
                 with self._clock.charged("train"):
                     yield turn
+                    for client in clients:
+                        self._store.arrange(client.id)
             except Exception as error:
                 if not kind(error):
                     raise

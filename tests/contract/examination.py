@@ -32,11 +32,13 @@ import pytest
 import torch
 
 from hpcfed.algorithms import load
+from hpcfed.algorithms.base import RoundBased
 from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.participation import Draws
 from hpcfed.comm import Comm, Serial
 from hpcfed.config.job import Job
 from hpcfed.core.errors import DivergedError
+from hpcfed.core.payload import tensors
 from hpcfed.data import augment
 from hpcfed.engine.decide import world
 from hpcfed.engine.evaluation import Evaluation
@@ -45,6 +47,9 @@ from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import open_results
 from hpcfed.engine.setup import federation
+from hpcfed.launch.plan.command import demand
+from hpcfed.launch.plan.costs import Costs
+from hpcfed.launch.plan.predict import Demand
 from hpcfed.machine.heartbeat import Heartbeat, Stopped
 from hpcfed.storage import names
 from hpcfed.training import graphs, local, optimisers, stacked
@@ -79,10 +84,12 @@ class Watch:
     turns: int = 0  # finished turns in what a stopped round saved
     # only of `whole`
     announced: tuple[list[int], list[int]] = ([], [])  # bytes down and up of each client
+    demand: Demand | None = None  # what `plan` says of a method in rounds
     generators: tuple[Any, Any] = (None, None)  # states of the global ones, before and after
     copied: tuple[Any, Any] = (None, None)  # a copy for a checkpoint, before and after a round
     replaced: tuple[Any, Any] = (None, None)  # the state that a round replaces, before and after it
     untouched: tuple[Any, Any] = (None, None)  # the state before and after a round of nobody
+    formats: list[str] = field(default_factory=list)  # tensors of state and memory in another order
     steps: int = 0  # of training in the round that `stopped` will not end
     # only of `away`
     waits: int = 0  # for the GPU, between the first and the last local step of a client
@@ -157,6 +164,8 @@ class Examination:
             *(rounds.algorithm.traffic(rounds.fed, k) for k in range(rounds.fed.K)), strict=True
         )
         watch.announced = list(down), list(up)
+        if isinstance(rounds.algorithm, RoundBased):
+            watch.demand = demand(rounds.fed, np.zeros(rounds.fed.K), costs())
         with redirect_stderr(StringIO()) as stderr:
             for t in range(1, ROUNDS + 1):
                 taken = snapshot.take_snapshot(rounds).items if t == STOPPED else {}
@@ -168,7 +177,9 @@ class Examination:
                 with self.failure(drops_out=True) if t == FAILED else nullcontext():
                     row = rounds.step()[0]
                 results.append(row)
-                watch.outcomes.append(deepcopy(toy.outcome(rounds, [row])))
+                outcome = toy.outcome(rounds, [row])
+                watch.formats += not_row_major([outcome.state, outcome.memory])
+                watch.outcomes.append(deepcopy(outcome))
                 if t == STOPPED:
                     watch.copied = copy, dict(toy.leaves(taken))
                     watch.replaced = values, dict(toy.leaves(snapshot.to_tree(old)))
@@ -299,6 +310,29 @@ class Examination:
         """In virtual time: the first task that is trained while this is asked."""
         self.victim = self.victim or (k, number)
         return self.victim
+
+
+def not_row_major(value: Any) -> list[str]:
+    """Names of the tensors and arrays in a value that are in another order in memory."""
+    arrays = ((name, v.numpy() if isinstance(v, torch.Tensor) else v) for name, v in tensors(value))
+    return [name for name, array in arrays if not array.flags.c_contiguous]
+
+
+class SameForAll(dict):
+    """A thousandth of a second for an example of any architecture."""
+
+    def __missing__(self, kind: str) -> float:
+        return 1e-3
+
+    def __contains__(self, kind: object) -> bool:
+        return True
+
+
+def costs() -> Costs:
+    """What `plan` would have measured, if only training took time."""
+    seconds = {"evaluate": 0.0, "rest": 0.0, "server": 0.0}
+    memory = {"peak": 0.0, "gpu": 0.0}
+    return Costs(SameForAll(), **seconds, **memory, placed=[], cores=2, processor="", job={})
 
 
 class WaitsOfSteps:

@@ -259,6 +259,13 @@ def different(method: str) -> tuple[str, ...]:
     return DIFFERENT.get(algorithm(method)().accepts, ())
 
 
+def ranks(method: str) -> int:
+    """Ranks for the examination of a mechanism: several for methods that together send in all ways;
+    the others' ranks are the contract's.
+    """
+    return 2 if method in CATEGORIES else 1
+
+
 def without_norm(method: str) -> tuple[str, str]:
     """Flags for models without batch normalisation, as the method accepts them."""
     return "--models.mix", WITHOUT_NORM.get(algorithm(method)().accepts, MIX_WITHOUT_NORM)

@@ -70,6 +70,19 @@ def test_the_docstring_names_all_that_is_public_and_nothing_else():
     assert named == {name for name in dir(fed) if not name.startswith("_")}
 
 
+def test_what_passes_between_client_and_server_is_in_row_major_order():
+    """As it is after a move to another rank or a resumption, where kernels may give other bits."""
+    fed = federation()
+    filters = torch.rand(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    received = fed.down(fed.clients[0], Params(w=filters))["w"]
+    sent = dict(fed.run([1], lambda client: Upload(Mean.of(Params(w=filters)))))[1]
+    remembered = federation()
+    remembered.run([2], lambda client: client.memory.update(w=[filters]))
+    (term,) = sent.terms
+    for value in (received, term.value["w"], remembered.clients[2].memory["w"][0]):
+        assert value.is_contiguous() and torch.equal(value, filters)
+
+
 def test_stragglers_are_a_share_of_the_cohort_and_do_at_least_one_epoch():
     fed, amounts = federation("--local.stragglers", "0.5", "--local.epochs", "3"), set()
     for t in range(30):
