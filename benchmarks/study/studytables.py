@@ -39,20 +39,58 @@ Runs = dict[int, dict[str, Any]]  # rows of a method in a cell, by seed
 
 
 def write(rows: Mapping[str, Any]) -> None:
-    """Write the table of each cell with finished methods, and the pictures over cells."""
+    """Write a sentence per method, the table of each cell with finished methods, and the pictures
+    over cells.
+    """
     parts, means = [], {}
+    gains: dict[str, dict[str, Paired]] = {}  # over the matched baseline, by method and cell
     for cell in PLAN["cells"]:
         runs, baselines = finished(cell, dict(rows))
         if runs:
             parts += [f"## {cell}", "", *table(runs, baselines), ""]
             means[cell] = {name: accuracy(by_seed) for name, by_seed in runs.items()}
+        for name in runs.keys() & baselines.keys():
+            gain = difference(runs[name], baselines[name])
+            if gain and gain.interval:
+                gains.setdefault(name, {})[cell] = gain
     if not parts:
         return
     folder = results()
     folder.mkdir(parents=True, exist_ok=True)
-    head = ["# Results of the study", "", "Accuracy of clients' own models, mean over clients.", ""]
-    (folder / "table.md").write_text("\n".join([*head, *parts]))
+    head = ["# Results of the study", "", *sentences(gains)]
+    what = ["Tables: accuracy of clients' own models, mean over clients.", ""]
+    (folder / "table.md").write_text("\n".join([*head, *what, *parts]))
     draw_ranks(means, folder / "ranks.png")
+
+
+def sentences(gains: Mapping[str, Mapping[str, Paired]]) -> list[str]:
+    """A sentence for each method, the most helpful first, and an empty line.
+
+    gains: over the matched baseline, with an interval, by method and cell.
+    """
+    order = sorted(gains, key=lambda name: -np.mean([one.mean for one in gains[name].values()]))
+    return [f"- {sentence(name, gains[name])}" for name in order] + [""] * bool(order)
+
+
+def sentence(name: str, gains: Mapping[str, Paired]) -> str:
+    """What a method does beside its matched baseline: it helps, harms, or neither can be seen.
+
+    It helps if the interval is above 0 in most cells, and harms if it is below.
+    """
+    intervals = {cell: one.interval for cell, one in gains.items() if one.interval}
+    above = [cell for cell, (low, _) in intervals.items() if low > 0]
+    below = [cell for cell, (_, high) in intervals.items() if high < 0]
+    average = f"{np.mean([one.mean for one in gains.values()]):+.3f} on average"
+    cells = f"{len(gains)} cell{'s' * (len(gains) > 1)}"
+    for verb, where in (("helps", above), ("harms", below)):
+        if 2 * len(where) > len(gains):
+            most = max(where, key=lambda cell: abs(gains[cell].mean))
+            return (
+                f"**{name} {verb}** in {len(where)} of {cells}: {average}, most in {most} "
+                f"({gains[most].mean:+.3f})."
+            )
+    seen = f"above 0 in {len(above)} and below in {len(below)} of {cells}"
+    return f"**{name}** makes no difference that could be seen: {average}, the interval {seen}."
 
 
 def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str, Runs]]:

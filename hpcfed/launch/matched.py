@@ -26,8 +26,11 @@ def matched(method: str, words: Sequence[str]) -> str:
     Raises ConfigError for a job that the method, or training alone, cannot run.
     """
     job = load(["--algorithm.name", method, *words])
-    text = to_toml(matched_job(job)).rstrip()
-    return f"# what a client of {job.algorithm.name} does, without the other clients\n{text}"
+    comment = f"# what a client of {job.algorithm.name} does, without the other clients\n"
+    changed = {name.partition(".")[0] for name in changed_fields(job)}
+    if left_out := ", ".join(f"[{table}]" for table in OF_MESSAGES if table in changed):
+        comment += f"# without {left_out}, as nothing is sent\n"
+    return comment + to_toml(matched_job(job)).rstrip()
 
 
 def matched_job(job: Job) -> dict[str, Any]:

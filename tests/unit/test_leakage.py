@@ -12,14 +12,10 @@ from hpcfed import cli
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.leakage import uploads
-from hpcfed.launch.leakage.command import (
-    Image,
-    count_labels,
-    explain_refusals,
-    infer_members,
-    open_rounds,
-    start,
-)
+from hpcfed.launch.leakage.command import count_labels
+from hpcfed.launch.leakage.membership import infer_members
+from hpcfed.launch.leakage.reconstruction import Image, explain_refusals
+from hpcfed.launch.leakage.target import open_rounds, start
 from hpcfed.main import main as run
 from hpcfed.storage import names
 from hpcfed.storage.checkpoint import Reader

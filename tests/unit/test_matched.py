@@ -76,3 +76,12 @@ def test_what_happens_to_messages_is_left_out(tmp_path):
 def test_a_job_that_the_method_cannot_run_is_refused(capsys):
     assert main(["matched", "fedavg", "--models.mix", "mlp,cnn"]) == 2
     assert "needs one architecture" in capsys.readouterr().err
+
+
+def test_it_names_the_tables_that_it_leaves_out():
+    attacked = ("--attack.by", "label-flip", "--attack.share", "0.3", "--defence.by", "median")
+    comments = [
+        line for line in matched("fedavg", [*ONE, *attacked]).splitlines() if line.startswith("#")
+    ]
+    assert comments[1:] == ["# without [attack], [defence], as nothing is sent"]
+    assert "# without" not in matched("fedavg", ONE)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfed.config.load import load
+from hpcfed.report.differences import Paired
 from tests.mpirun import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks/study"))
@@ -258,3 +259,25 @@ def test_the_key_of_a_run_is_its_job_and_seed():
     assert local.key == one._replace(kind="matched").key  # the same job, by two ways
     assert one.key != one._replace(flags="--algorithm.name fedprox").key
     assert PLAN["seeds"] == [0, 1, 2, 3, 4]
+
+
+def test_the_sentence_on_a_method_says_whether_it_helps_in_most_cells():
+    def paired(*seeds):
+        return Paired(tuple(np.array([gain, gain]) for gain in seeds))
+
+    helpful, harmful, open_ = (
+        paired(0.1, 0.101, 0.099),
+        paired(-0.02, -0.021, -0.019),
+        paired(0.1, -0.1, 0.03),
+    )
+    tell = studytables.sentence
+    assert tell("a", {"x": helpful, "y": helpful, "z": harmful}) == (
+        "**a helps** in 2 of 3 cells: +0.060 on average, most in x (+0.100)."
+    )
+    assert tell("b", {"x": harmful}) == (
+        "**b harms** in 1 of 1 cell: -0.020 on average, most in x (-0.020)."
+    )
+    assert tell("c", {"x": helpful, "y": open_}) == (
+        "**c** makes no difference that could be seen: +0.055 on average, the interval above 0 in "
+        "1 and below in 0 of 2 cells."
+    )

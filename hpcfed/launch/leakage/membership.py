@@ -10,9 +10,20 @@ arXiv:2112.03570).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.launch.leakage import uploads
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Shard
+    from hpcfed.engine.rounds import Rounds
+    from hpcfed.federation.federation import Federation
 
 FALSE_POSITIVES = 0.01  # rate at which the true positive rate is reported
 
@@ -41,3 +52,32 @@ def measure(members: np.ndarray, others: np.ndarray) -> Membership:
         float((true - false).max()),
         float(true[false <= FALSE_POSITIVES].max()),
     )
+
+
+def infer_members(rounds: Rounds, k: int) -> tuple[int, int, Membership]:
+    """Return the numbers of members and of others of client k, and the attack's success.
+
+    Members are its training examples, others its test examples. The model is the one that the
+    server receives of it.
+    """
+    fed, client = rounds.fed, rounds.fed.clients[k]
+    if not len(client.test):
+        raise ConfigError(f"leakage: client {k} has no test examples to compare its members with")
+    received = uploads.receive(rounds, k)
+    module = fed.module(client.architecture).model.eval()
+    weights = {**received.received, **(received.change + received.received)}
+    losses = [losses_of(fed, module, weights, data) for data in (client.train, client.test)]
+    return len(client.train), len(client.test), measure(*losses)
+
+
+@torch.no_grad()
+def losses_of(
+    fed: Federation, module: nn.Module, weights: dict[str, Tensor], data: Shard
+) -> np.ndarray:
+    """Return the loss of each example, [n], float64."""
+    losses: list[float] = []
+    for rows in np.array_split(np.arange(len(data)), -(-len(data) // fed.job.evaluate.batch)):
+        x, y = data.batch(rows)
+        outputs = functional_call(module, weights, (fed.prepare(x),))
+        losses += [float(fed.task.loss(outputs[i : i + 1], y[i : i + 1])) for i in range(len(rows))]
+    return np.array(losses)

@@ -13,7 +13,7 @@ from hpcfed.report.figures.plotting import PAGE, SMALL, Picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hpcfed.launch.leakage.command import Image
+    from hpcfed.launch.leakage.reconstruction import Image
 
 ACROSS = 8  # images in a row
 WIDTH = PAGE / ACROSS  # inches of an image
