@@ -12,7 +12,6 @@ that are missing.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from runs import RESULTS
 
+from hpcfed.report.differences import t_interval
 from hpcfed.storage.results import load
 
 JOB = Path(__file__).with_suffix(".toml")
@@ -37,8 +37,6 @@ PRECISIONS = ("float32", "bf16")
 SEEDS = (0, 1, 2)
 KEPT = RESULTS / "accuracy"
 ROWS = KEPT / "rows.json"
-# of Student's distribution, two-sided 95 %, by degrees of freedom; 1.96 for more
-QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 8: 2.306, 11: 2.201, 17: 2.11}
 SIZE, POINTS = (7.0, 3.0), 8  # inches of the picture, and of its letters
 
 
@@ -133,11 +131,10 @@ def table(rows: Mapping[str, Any]) -> Iterator[str]:
 
 def line(data: str, method: str, of_method: Sequence[tuple[float, float]]) -> str:
     low, high = (statistics.mean(scores) for scores in zip(*of_method, strict=True))
-    differences = [high - low for low, high in of_method]
-    text = f"{statistics.mean(differences):+.2f}"
+    differences = np.array([high - low for low, high in of_method])
+    text = f"{differences.mean():+.2f}"
     if (n := len(differences)) > 1:
-        half = QUANTILES.get(n - 1, 1.96) * statistics.stdev(differences) / math.sqrt(n)
-        text += f" ± {half:.2f}"
+        text += f" ± {t_interval(differences)[1] - differences.mean():.2f}"
     return f"| {data} | {method} | {n} | {low:.2f} | {high:.2f} | {text} |"
 
 

@@ -16,7 +16,6 @@ from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout, Skeleton
 from tests.contract import toy
 
-FILES = ("data.npz", "public.npz", "partition.h5")
 STARTS: dict[tuple[Any, ...], Skeleton] = {}  # models with clients' initial weights
 LAYOUTS: dict[tuple[Any, ...], Layout] = {}  # of models
 
@@ -80,13 +79,15 @@ def reusable(store: ClientStore, architecture: str) -> bool:
 
 
 def read_once(read: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that reads each file of the toy world once, and other files as `read` does."""
+    """A function that reads each file of the toy world once for as long as it does not change, and
+    other files as `read` does.
+    """
     values: dict[str, Any] = {}
 
     def value(path: Path, *how: Any) -> Any:
-        if Path(path).parent != toy.folder() or Path(path).name not in FILES:
+        if Path(path).parent != toy.folder():
             return read(path, *how)
-        key = repr((path, *how))
+        key = repr((path, *how, Path(path).stat().st_mtime_ns))
         if key not in values:
             values[key] = read(path, *how)
         return values[key]
