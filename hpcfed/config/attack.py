@@ -30,12 +30,13 @@ ATTACKS = {  # the values of attack.by, but for "none"
         ("alie", "together:ALittleIsEnough", "a little beside the mean", "baruch2019"),
         ("ipm", "together:InnerProduct", "the honest mean, reversed", "xie2020fall"),
         ("fang", "together:Fang", "beyond the honest extremes", "fang2020"),
+        ("fang-krum", "together:FangOnKrum", "as far as Krum chooses it", "fang2020"),
         ("min-max", "together:MinMax", "as far as honest ones are apart", "shejwalkar2021"),
         ("min-sum", "together:MinSum", "as far in the sum of distances", "shejwalkar2021"),
     )
 }
 ALONE = ("label-flip", "noise", "sign-flip", "free-rider", "overweight", "backdoor", "edge-case")
-TOGETHER = ("alie", "ipm", "fang", "min-max", "min-sum")
+TOGETHER = ("alie", "ipm", "fang", "fang-krum", "min-max", "min-sum")
 TARGETED = ("backdoor", "edge-case")
 SCALED = ("noise", "sign-flip", "free-rider", "overweight", *TARGETED, "alie", "ipm")
 ON = {"by": other_than("none")}
@@ -60,11 +61,12 @@ class Attack(Section):
         "alie",
         "ipm",
         "fang",
+        "fang-krum",
         "min-max",
         "min-sum",
     ] = "none"
-    """The attack. ALIE, IPM, Fang's, min-max and min-sum know what honest clients of the round
-    send, and all attackers send the same.
+    """The attack. ALIE, IPM, both of Fang, min-max and min-sum know what honest clients of the
+    round send, and all attackers send the same.
     """
     share: Annotated[float, Ge(0), Lt(1)] = field(0.2, used_if=ON)
     """Share of the clients that attack, drawn once; rounded to clients."""

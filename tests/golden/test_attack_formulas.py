@@ -63,20 +63,20 @@ def test_min_max_stays_within_the_largest_distance_between_honest_clients():
     mean = CORNERS.mean(axis=0)
     products = inner(CORNERS, -mean / np.linalg.norm(mean))
     rule = MinMax.__new__(MinMax)
-    assert rule.factor(products) == pytest.approx(2 * math.sqrt(2) / 3)
+    assert rule.factor(products, 1) == pytest.approx(2 * math.sqrt(2) / 3)
 
 
 def test_min_sum_stays_within_the_largest_sum_of_distances():
     mean = CORNERS.mean(axis=0)
     products = inner(CORNERS, -mean / np.linalg.norm(mean))
     rule = MinSum.__new__(MinSum)
-    assert rule.factor(products) == pytest.approx(0.7453560)
+    assert rule.factor(products, 1) == pytest.approx(0.7453560)
 
 
 def test_two_honest_values_let_min_max_reach_the_far_one():
     """0 and 2, against the mean of 1: the attackers send 0."""
     rule = MinMax.__new__(MinMax)
-    assert rule.factor(inner(np.array([[0.0], [2.0]]), np.array([-1.0]))) == pytest.approx(1.0)
+    assert rule.factor(inner(np.array([[0.0], [2.0]]), np.array([-1.0])), 1) == pytest.approx(1.0)
 
 
 def test_an_equation_without_a_root_moves_nothing():

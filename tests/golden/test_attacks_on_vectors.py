@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcfed.comm import Comm, Serial
-from hpcfed.config.attack import ATTACKS, Attack
+from hpcfed.config.attack import ATTACKS, TOGETHER, Attack
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from tests.threads import spmd
@@ -98,6 +98,25 @@ def test_fang_sends_values_beyond_the_honest_extremes_on_the_wrong_side():
             assert min(near, far) - 1e-6 <= value <= max(near, far) + 1e-6
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_fang_on_krum_goes_as_far_against_the_signs_of_the_mean_as_krum_chooses_it(seed: int):
+    x = np.random.default_rng(seed).normal([0.1, -0.2, 0.05], size=(9, 3))
+    honest, n = np.delete(x, BAD, axis=0), len(x)
+    s = np.sign(honest.mean(axis=0))
+
+    def choice(step: float) -> int:
+        sent = np.concatenate([honest, np.tile(-step * s, (len(BAD), 1))])
+        distances = np.sort(np.square(sent[:, None] - sent).sum(axis=-1), axis=1)
+        return int(distances[:, 1 : n - len(BAD) - 1].sum(axis=1).argmin())
+
+    sent = of_vectors(x, by="fang-krum")[1]
+    step = float(np.abs(sent).max())
+    assert sent == pytest.approx(-step * s, abs=1e-6)
+    assert choice(step) >= len(honest) > choice(2 * step)
+    # honest updates with one direction are nearer to one another than to any against it
+    assert np.abs(of_vectors(updates(seed=seed), by="fang-krum")[1]).max() <= 1e-5
+
+
 @pytest.mark.parametrize("clients", [BAD, (0, 2, 3)])
 def test_a_round_without_honest_clients_or_without_attackers_is_as_it_was(clients: tuple[int, ...]):
     uploads = {k: Upload(Mean.of(Params(w=torch.ones(3) * k))) for k in clients}
@@ -128,7 +147,7 @@ def prototypes() -> dict[int, Upload]:
     }
 
 
-@pytest.mark.parametrize("by", ["alie", "ipm", "fang", "min-max", "min-sum"])
+@pytest.mark.parametrize("by", TOGETHER)
 def test_what_only_attackers_have_stays_as_it_is(by: str):
     settings = {"scale": 0.5} if by in ("alie", "ipm") else {}
     sent, before = send(prototypes(), by=by, **settings), prototypes()
@@ -139,7 +158,7 @@ def test_what_only_attackers_have_stays_as_it_is(by: str):
         assert sent[1]["proto"][0].tolist() == [-1.0, -1.0]
 
 
-@pytest.mark.parametrize("by", ["alie", "ipm", "fang", "min-max", "min-sum"])
+@pytest.mark.parametrize("by", TOGETHER)
 def test_ranks_do_not_change_a_bit(by: str):
     x = np.random.default_rng(3).standard_normal((9, 3))
     want, pieces = of_vectors(x, by=by), send(prototypes(), by=by)

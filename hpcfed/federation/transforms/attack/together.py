@@ -8,6 +8,10 @@ updates of each value,
 - IPM: -scale m (Xie et al., UAI 2019, arXiv:1903.03936);
 - Fang: where m > 0 a value below all honest ones, else one above them, at most twice as far from 0,
   at random (Fang et al., USENIX Security 2020, arXiv:1911.11815, section 3.3, full knowledge);
+- Fang on Krum: -l sign(m) with the largest l that Krum takes for the best update, found by halving
+  a bound (section 3.2, full knowledge): the smallest sum of an honest update's distances to its
+  n - f - 2 nearest honest ones over (n - f - 1) sqrt(d), plus the greatest length of one over
+  sqrt(d), for d values and f attackers among n clients; almost 0 if Krum takes none;
 - min-max: m + g p with the largest g for which the distance to each honest update is at most the
   largest one between two of these; min-sum: for which the sum of squared distances is at most the
   largest sum of one of these (Shejwalkar and Houmansadr, NDSS 2021). p is the opposite of s, of m /
@@ -18,8 +22,8 @@ honest client sends, such as a class that only attackers have, stays as it is. U
 as the server gets them: decoded, if they are compressed.
 
 Deviations: g solves the quadratic equation, the authors' code approaches it by halving steps. The
-authors' min-sum code takes the smallest sum. Of Fang's attacks this is the one on medians and
-trimmed means; that on Krum (section 3.2) is not here.
+authors' min-sum code takes the smallest sum. In Fang's attack on Krum the paper lets all attackers
+but one lie near that one's vector.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from hpcfed.core.params import Params, Term
 from hpcfed.federation.side_by_side import Block, SideBySide
 from hpcfed.federation.transforms.attack.attackers import Attacking
 from hpcfed.federation.transforms.comparison import gram, squared_distances
+from hpcfed.federation.transforms.defence.krum import scores
 from hpcfed.federation.transforms.values import (
     Value,
     added,
@@ -49,6 +54,9 @@ from hpcfed.federation.upload import CohortTransform, Upload
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
+
+
+SMALLEST = 1e-5  # factor at which Fang's attack on Krum gives up
 
 
 class Together(Attacking, CohortTransform):
@@ -136,7 +144,12 @@ class Fang(Together):
 
 
 class MinMax(Together):
-    """As far from the honest as these are from one another."""
+    """As far from the honest as these are from one another.
+
+    starts_at_mean: whether attackers send the honest mean, moved; else only what it is moved by.
+    """
+
+    starts_at_mean = True
 
     def vector(
         self, fed: Federation, side: SideBySide, keep: Params, honest: int, bad: int
@@ -146,8 +159,9 @@ class MinMax(Together):
         entries = range(len(side.clients))
         server = [as_params(means, keep), as_params(directions, keep)]
         inner = gram(fed, side, entries, list(keep), server=server)
-        factor = fed.on_root(lambda: float(self.factor(inner)))
-        return {path: means[path] + np.float32(factor) * directions[path] for path in means}
+        factor = np.float32(fed.on_root(lambda: float(self.factor(inner, bad))))
+        moves = {path: factor * direction for path, direction in directions.items()}
+        return {p: means[p] + moves[p] for p in moves} if self.starts_at_mean else moves
 
     def of_block(self, fed: Federation, block: Block, honest: int, bad: int) -> np.ndarray:
         return moments(block)[0]
@@ -167,8 +181,12 @@ class MinMax(Together):
             parts[path][start:stop] = -std
         return parts
 
-    def factor(self, inner: np.ndarray) -> float:
-        """Return g.  inner: products of the honest updates, their mean m and the direction p."""
+    def factor(self, inner: np.ndarray, bad: int) -> float:
+        """Return g.
+
+        inner: products of the honest updates, their mean m and the direction p.
+        bad: number of attackers.
+        """
         n = len(inner) - 2
         return min(self.largest(inner, n), default=0.0)
 
@@ -193,6 +211,45 @@ class MinSum(MinMax):
         m, p = n, n + 1
         along = float((inner[p, m] - inner[p, :n]).sum())
         return [positive_root(n * inner[p, p], 2 * along, float(distances[m, :n].sum()) - bound)]
+
+
+class FangOnKrum(MinMax):
+    """Against the signs of the honest mean, as far as Krum still takes it for the best update."""
+
+    starts_at_mean = False
+
+    def directions(
+        self, fed: Federation, side: SideBySide, keep: Params, means: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        return {path: -np.sign(mean) for path, mean in means.items()}
+
+    def factor(self, inner: np.ndarray, bad: int) -> float:
+        honest, along, size = inner[:-2, :-2], inner[-1, :-2], float(inner[-1, -1])
+        if size <= 0:
+            return 0.0
+        between, squares, n = squared_distances(honest), np.diag(honest), len(honest)
+        nearest = np.sort(np.sqrt(between), axis=1)[:, 1:][:, : max(1, n - 2)].sum(axis=1)
+        longest = math.sqrt(max(0.0, float(squares.max())))
+        factor = (float(nearest.min()) / max(1, n - 1) + longest) / math.sqrt(size)
+        while factor > SMALLEST:
+            to_honest = np.maximum(0.0, factor * (factor * size - 2 * along) + squares)
+            if is_chosen(between, to_honest, bad):
+                break
+            factor /= 2
+        return factor
+
+
+def is_chosen(between: np.ndarray, to_honest: np.ndarray, bad: int) -> bool:
+    """Return whether Krum takes the update that all attackers send.
+
+    between: [n, n], squared distances between honest updates.  to_honest: [n], from the attackers'.
+    """
+    n = len(between)
+    distances = np.zeros((n + bad, n + bad))
+    distances[:n, :n] = between
+    distances[:n, n:], distances[n:, :n] = to_honest[:, None], to_honest
+    of_all = scores(distances, bad)
+    return bool(of_all[n:].min() < of_all[:n].min())
 
 
 def positive_root(a: float, b: float, c: float) -> float:
