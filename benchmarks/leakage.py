@@ -23,7 +23,10 @@ from runs import FOLDER, RESULTS
 from torch import nn
 
 from hpcfed.config.load import load
-from hpcfed.launch.leakage.command import Settings, infer_members, open_rounds, reconstruct
+from hpcfed.launch.leakage.membership import infer_members
+from hpcfed.launch.leakage.reconstruction import reconstruct
+from hpcfed.launch.leakage.settings import Settings
+from hpcfed.launch.leakage.target import open_rounds
 
 KEPT, CELLS = RESULTS / "leakage", FOLDER / "leakage"
 PICTURE = Path(__file__).parents[1] / "docs/pages/leakage.png"
