@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.core.params import Mean
+from hpcfed.core.params import Mean, Params
 
 LEAVES = (Tensor, np.ndarray)
 AT_HAND = {"cpu"}  # devices whose values are read without a wait
@@ -93,9 +93,20 @@ def row_major(value: Any) -> Any:
     another order. Checkpoints, messages and files keep no format, so that values which outlive a
     turn must have none of their own: else a resumed run would have other bits.
     """
-    if all(t.is_contiguous() for _, t in tensors(value) if isinstance(t, Tensor)):
-        return value
-    return map_tensors(value, Tensor.contiguous)
+    return value if is_row_major(value) else map_tensors(value, Tensor.contiguous)
+
+
+def is_row_major(value: Any) -> bool:
+    """Return whether all tensors in nested dicts, lists and means are in row-major order."""
+    if isinstance(value, Params):  # the usual case
+        return all(map(Tensor.is_contiguous, value.values()))
+    if isinstance(value, dict):
+        return all(map(is_row_major, value.values()))
+    if isinstance(value, Mean):
+        return all(is_row_major(t.value) and is_row_major(t.weight) for t in value.terms)
+    if type(value) in (list, tuple):
+        return all(map(is_row_major, value))
+    return not isinstance(value, Tensor) or value.is_contiguous()
 
 
 def to_tree(state: Any) -> Any:

@@ -180,7 +180,8 @@ class Events:
         messages = fed.run([k], lambda client: self.algorithm.send(fed, client), task=job.number)
         for message in messages.values():
             memory = fed.clients[k].memory
-            memory |= {BEFORE: memory.get(SENT) or row_major(model), SENT: message}
+            memory[BEFORE] = memory[SENT] if SENT in memory else row_major(model)
+            memory[SENT] = message
         return state
 
     def next_clients(self, t: int) -> list[int]:

@@ -312,7 +312,7 @@ class Rounds:
                 return {}
             return self.evaluation.after_last_round(self.state, self.t, received_only=True)
         if state is not None:
-            self.state = state
+            self.state = arranged(state, self.fed.device)
         return self.evaluation.after_last_round(self.state, self.t, adapt if adapts else None)
 
     def _finish(self, t: int) -> State | None:

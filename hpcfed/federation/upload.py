@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpcfed.comm import codec
 from hpcfed.core import user_code
 from hpcfed.core.errors import DivergedError
-from hpcfed.core.payload import map_tensors, nbytes, not_finite, row_major
+from hpcfed.core.payload import is_row_major, map_tensors, nbytes, not_finite, row_major
 from hpcfed.federation.sealed import Sealed
 
 if TYPE_CHECKING:
@@ -218,7 +218,8 @@ class Uplink:
             )
         for transform in self._fed.transforms:
             upload = transform.upload(self._fed, client, upload)
-        upload = upload.changed(row_major(dict(upload.parts)))
+        if not is_row_major(parts := dict(upload.parts)):
+            upload = upload.changed(row_major(parts))
         self._examine(client, upload.parts)
         self._fed.tallies[client.id].up += upload.receivers * upload.nbytes
         return upload if self.waits else upload.with_references({})
