@@ -2,7 +2,8 @@
 needs, what it costs beside FedAvg, and where its paper saw it win.
 
 Guides are the methods' own. Bytes are measured on trial rounds (traffic.py), passes and seconds are
-of the committed results of benchmarks/methods.py.
+of the committed results of benchmarks/methods.py. What a method adds to local training that does
+the same work is that of benchmarks/study, once it has been run.
 """
 
 import json
@@ -20,6 +21,7 @@ from hpcfed.report.catalogue import needs_of
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks/results/methods/table.json"
+VERDICTS = ROOT / "benchmarks/results/study/verdicts.json"
 UNKNOWN = "not measured yet"
 DATA = "fashion-mnist"  # whose cost is shown
 HEAD = (
@@ -36,6 +38,7 @@ HEAD = (
     "seconds",
     "its paper saw it win",
 )
+BESIDE = "beside the same work alone"  # a column, once the study has been run
 INTRO = """
 # Choosing a method
 
@@ -71,16 +74,26 @@ multiples of FedAvg's run in [the table of all methods](benchmarks/results/metho
 epochs of their own have these). *Its paper* is each method's own: papers differ in data, tuning and
 rivals.
 """
+STUDY = f"""
+*{BESIDE[0].upper()}{BESIDE[1:]}*: whether clients' own models gain over the matched job of local
+training, by how much accuracy on average, and in how many cells of [the
+study](benchmarks/results/study/table.md).
+"""
 
 
 def page() -> str:
     """The page."""
     runs = measured()
-    parts = (
-        (f"## {kind[0].upper()}{kind[1:]}", table(HEAD, (row(name, runs) for name in entries)))
-        for kind, entries in by_kind().items()
-    )
-    return joined(INTRO, *(text for part in parts for text in part))
+    verdicts = json.loads(VERDICTS.read_text()) if VERDICTS.exists() else {}
+    head = (*HEAD, BESIDE) if verdicts else HEAD
+    parts = []
+    for kind, entries in by_kind().items():
+        rows = [
+            (*row(name, runs), *([verdicts.get(name, UNKNOWN)] if verdicts else []))
+            for name in entries
+        ]
+        parts += [f"## {kind[0].upper()}{kind[1:]}", table(head, rows)]
+    return joined(INTRO, *([STUDY] if verdicts else []), *parts)
 
 
 def row(name: str, runs: dict[str, dict[str, Any]]) -> tuple[str, ...]:

@@ -6,9 +6,10 @@ server, so that intervals and tests are over the means of seeds (hpcfed.report.d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from studyplan import PLAN, chosen, difference, final, methods_of, results
@@ -57,39 +58,72 @@ def write(rows: Mapping[str, Any]) -> None:
         return
     folder = results()
     folder.mkdir(parents=True, exist_ok=True)
+    verdicts = {name: verdict(by_cell).brief for name, by_cell in sorted(gains.items())}
+    (folder / "verdicts.json").write_text(json.dumps(verdicts, indent=0) + "\n")
     head = ["# Results of the study", "", *sentences(gains)]
     what = ["Tables: accuracy of clients' own models, mean over clients.", ""]
     (folder / "table.md").write_text("\n".join([*head, *what, *parts]))
     draw_ranks(means, folder / "ranks.png")
 
 
+class Verdict(NamedTuple):
+    """What a method does beside its matched baseline, over the cells with an interval.
+
+    above, below: the cells whose interval is above 0, and below.  mean: of the gains, over cells.
+    """
+
+    cells: int
+    above: list[str]
+    below: list[str]
+    mean: float
+
+    @property
+    def word(self) -> str:
+        """By the rule of design.md."""
+        by_word = {"helps": self.above, "harms": self.below}
+        deciding = (word for word, cells in by_word.items() if 2 * len(cells) > self.cells)
+        return next(deciding, "no difference seen")
+
+    @property
+    def brief(self) -> str:
+        """For a table."""
+        deciding = {"helps": self.above, "harms": self.below}.get(self.word)
+        where = f"{len(deciding)} of {self.cells}" if deciding else f"{self.cells}"
+        return f"{self.word}: {self.mean:+.3f}, {where} cell{'s' * (self.cells > 1)}"
+
+
+def verdict(gains: Mapping[str, Paired]) -> Verdict:
+    """gains: over the matched baseline, with an interval, by cell."""
+    intervals = {cell: one.interval for cell, one in gains.items() if one.interval}
+    return Verdict(
+        cells=len(gains),
+        above=[cell for cell, (low, _) in intervals.items() if low > 0],
+        below=[cell for cell, (_, high) in intervals.items() if high < 0],
+        mean=float(np.mean([one.mean for one in gains.values()])),
+    )
+
+
 def sentences(gains: Mapping[str, Mapping[str, Paired]]) -> list[str]:
     """A sentence for each method, the most helpful first, and an empty line.
 
-    gains: over the matched baseline, with an interval, by method and cell.
+    gains: as in `verdict`, by method.
     """
-    order = sorted(gains, key=lambda name: -np.mean([one.mean for one in gains[name].values()]))
+    order = sorted(gains, key=lambda name: -verdict(gains[name]).mean)
     return [f"- {sentence(name, gains[name])}" for name in order] + [""] * bool(order)
 
 
 def sentence(name: str, gains: Mapping[str, Paired]) -> str:
-    """What a method does beside its matched baseline: it helps, harms, or neither can be seen.
-
-    It helps if the interval is above 0 in most cells, and harms if it is below.
-    """
-    intervals = {cell: one.interval for cell, one in gains.items() if one.interval}
-    above = [cell for cell, (low, _) in intervals.items() if low > 0]
-    below = [cell for cell, (_, high) in intervals.items() if high < 0]
-    average = f"{np.mean([one.mean for one in gains.values()]):+.3f} on average"
-    cells = f"{len(gains)} cell{'s' * (len(gains) > 1)}"
-    for verb, where in (("helps", above), ("harms", below)):
-        if 2 * len(where) > len(gains):
-            most = max(where, key=lambda cell: abs(gains[cell].mean))
-            return (
-                f"**{name} {verb}** in {len(where)} of {cells}: {average}, most in {most} "
-                f"({gains[most].mean:+.3f})."
-            )
-    seen = f"above 0 in {len(above)} and below in {len(below)} of {cells}"
+    """What a method does beside its matched baseline, as a sentence.  gains: as in `verdict`."""
+    one = verdict(gains)
+    average = f"{one.mean:+.3f} on average"
+    cells = f"{one.cells} cell{'s' * (one.cells > 1)}"
+    if where := {"helps": one.above, "harms": one.below}.get(one.word):
+        most = max(where, key=lambda cell: abs(gains[cell].mean))
+        return (
+            f"**{name} {one.word}** in {len(where)} of {cells}: {average}, most in {most} "
+            f"({gains[most].mean:+.3f})."
+        )
+    seen = f"above 0 in {len(one.above)} and below in {len(one.below)} of {cells}"
     return f"**{name}** makes no difference that could be seen: {average}, the interval {seen}."
 
 

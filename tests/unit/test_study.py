@@ -270,6 +270,9 @@ def test_the_sentence_on_a_method_says_whether_it_helps_in_most_cells():
         paired(-0.02, -0.021, -0.019),
         paired(0.1, -0.1, 0.03),
     )
+    brief = studytables.verdict({"x": helpful, "y": helpful, "z": harmful}).brief
+    assert brief == "helps: +0.060, 2 of 3 cells"
+    assert studytables.verdict({"x": open_}).brief == "no difference seen: +0.010, 1 cell"
     tell = studytables.sentence
     assert tell("a", {"x": helpful, "y": helpful, "z": harmful}) == (
         "**a helps** in 2 of 3 cells: +0.060 on average, most in x (+0.100)."
