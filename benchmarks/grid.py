@@ -24,7 +24,6 @@ sys.path.append(str(Path(__file__).parent / "study"))
 
 import forks
 
-DIVERGED = "the loss is nan"  # in the message of a run that ends by it
 # of clients' accuracies: of their own models, and of what they would receive next
 COLUMNS = {"own": "clients/accuracy", "received": "clients/accuracy_received"}
 REFUSED = "defence.by = "  # in that of a method whose means a defence cannot take
@@ -74,7 +73,7 @@ def fill(
         message = "" if status == DONE else forks.message(place(cell))
         if status == DONE:
             row = figures(cell.key, place(cell) / "results.h5")
-        elif DIVERGED in message:
+        elif forks.diverged(message):
             row = {"diverged": True}
         elif status == WRONG and REFUSED in message:
             row = {"refused": message}

@@ -109,6 +109,11 @@ def message(folder: Path) -> str:
     return (messages or lines or [""])[-1]
 
 
+def diverged(message: str) -> bool:
+    """Whether a run has ended because a loss, a weight or an upload was nan or infinite."""
+    return "the loss is nan" in message or "nan or infinite" in message
+
+
 def remove(folder: Path) -> None:
     """Remove a run's folder and messages."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -44,23 +44,29 @@ def write(rows: Mapping[str, Any]) -> None:
     over cells.
     """
     parts, means = [], {}
-    gains: dict[str, dict[str, Paired]] = {}  # over the matched baseline, by method and cell
+    # over the matched baseline, and over tuned local training, by method and cell
+    gains: dict[str, dict[str, Paired]] = {}
+    over_local: dict[str, dict[str, Paired]] = {}
     for cell in PLAN["cells"]:
         runs, baselines = finished(cell, dict(rows))
         if runs:
             parts += [f"## {cell}", "", *table(runs, baselines), ""]
             means[cell] = {name: accuracy(by_seed) for name, by_seed in runs.items()}
-        for name in runs.keys() & baselines.keys():
-            gain = difference(runs[name], baselines[name])
-            if gain and gain.interval:
+        for name in runs.keys() & baselines.keys() if "local" in runs else ():
+            gain, over = (difference(runs[name], one) for one in (baselines[name], runs["local"]))
+            if gain and gain.interval and over:
                 gains.setdefault(name, {})[cell] = gain
+                over_local.setdefault(name, {})[cell] = over
     if not parts:
         return
     folder = results()
     folder.mkdir(parents=True, exist_ok=True)
-    verdicts = {name: verdict(by_cell).brief for name, by_cell in sorted(gains.items())}
-    (folder / "verdicts.json").write_text(json.dumps(verdicts, indent=0) + "\n")
-    head = ["# Results of the study", "", *sentences(gains)]
+    verdicts = {name: verdict(gains[name], over_local[name]) for name in sorted(gains)}
+    briefs = {name: one.brief for name, one in verdicts.items()}
+    (folder / "verdicts.json").write_text(json.dumps(briefs, indent=0) + "\n")
+    order = sorted(verdicts, key=lambda name: -verdicts[name].mean)
+    lines = [f"- {sentence(name, gains[name], verdicts[name])}" for name in order]
+    head = ["# Results of the study", "", *lines, ""]
     what = ["Tables: accuracy of clients' own models, mean over clients.", ""]
     (folder / "table.md").write_text("\n".join([*head, *what, *parts]))
     draw_ranks(means, folder / "ranks.png")
@@ -70,12 +76,14 @@ class Verdict(NamedTuple):
     """What a method does beside its matched baseline, over the cells with an interval.
 
     above, below: the cells whose interval is above 0, and below.  mean: of the gains, over cells.
+    over_local: mean gain over tuned local training in the same cells.
     """
 
     cells: int
     above: list[str]
     below: list[str]
     mean: float
+    over_local: float
 
     @property
     def word(self) -> str:
@@ -89,42 +97,35 @@ class Verdict(NamedTuple):
         """For a table."""
         deciding = {"helps": self.above, "harms": self.below}.get(self.word)
         where = f"{len(deciding)} of {self.cells}" if deciding else f"{self.cells}"
-        return f"{self.word}: {self.mean:+.3f}, {where} cell{'s' * (self.cells > 1)}"
+        cells = f"{where} cell{'s' * (self.cells > 1)}"
+        return f"{self.word}: {self.mean:+.3f}, {cells}; {self.over_local:+.3f} over tuned local"
 
 
-def verdict(gains: Mapping[str, Paired]) -> Verdict:
-    """gains: over the matched baseline, with an interval, by cell."""
+def verdict(gains: Mapping[str, Paired], over_local: Mapping[str, Paired]) -> Verdict:
+    """gains: over the matched baseline, with an interval, by cell.  over_local: by cell."""
     intervals = {cell: one.interval for cell, one in gains.items() if one.interval}
     return Verdict(
         cells=len(gains),
         above=[cell for cell, (low, _) in intervals.items() if low > 0],
         below=[cell for cell, (_, high) in intervals.items() if high < 0],
         mean=float(np.mean([one.mean for one in gains.values()])),
+        over_local=float(np.mean([over_local[cell].mean for cell in gains])),
     )
 
 
-def sentences(gains: Mapping[str, Mapping[str, Paired]]) -> list[str]:
-    """A sentence for each method, the most helpful first, and an empty line.
-
-    gains: as in `verdict`, by method.
-    """
-    order = sorted(gains, key=lambda name: -verdict(gains[name]).mean)
-    return [f"- {sentence(name, gains[name])}" for name in order] + [""] * bool(order)
-
-
-def sentence(name: str, gains: Mapping[str, Paired]) -> str:
+def sentence(name: str, gains: Mapping[str, Paired], one: Verdict) -> str:
     """What a method does beside its matched baseline, as a sentence.  gains: as in `verdict`."""
-    one = verdict(gains)
     average = f"{one.mean:+.3f} on average"
+    over = f"; over tuned local training {one.over_local:+.3f}"
     cells = f"{one.cells} cell{'s' * (one.cells > 1)}"
     if where := {"helps": one.above, "harms": one.below}.get(one.word):
         most = max(where, key=lambda cell: abs(gains[cell].mean))
         return (
             f"**{name} {one.word}** in {len(where)} of {cells}: {average}, most in {most} "
-            f"({gains[most].mean:+.3f})."
+            f"({gains[most].mean:+.3f}){over}."
         )
     seen = f"above 0 in {len(one.above)} and below in {len(one.below)} of {cells}"
-    return f"**{name}** makes no difference that could be seen: {average}, the interval {seen}."
+    return f"**{name}** makes no difference that could be seen: {average}, {seen}{over}."
 
 
 def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str, Runs]]:

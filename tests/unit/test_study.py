@@ -169,6 +169,9 @@ def test_a_run_is_a_fork_that_leaves_a_row_or_says_why_it_failed(tmp_path, monke
     assert done["cpu"] > 0
     assert (done["round"], done["epochs"]) == (4, 5.0)
     assert 0 < done["validation"] <= 1
+    steep = ("--local.optimiser", "sgd", "--local.lr", "1e39")
+    diverged = run(*steep, "--rounds", "2", "--data.root", str(ROOT.parent / "shared/data"))
+    assert "nan" in diverged["failed"] and "accuracy" not in diverged
     assert run("--no-such-field", "1")["failed"] == "hpcfed: command line: no field 'such_field'"
     assert not list(tmp_path.iterdir())
 
@@ -270,17 +273,26 @@ def test_the_sentence_on_a_method_says_whether_it_helps_in_most_cells():
         paired(-0.02, -0.021, -0.019),
         paired(0.1, -0.1, 0.03),
     )
-    brief = studytables.verdict({"x": helpful, "y": helpful, "z": harmful}).brief
-    assert brief == "helps: +0.060, 2 of 3 cells"
-    assert studytables.verdict({"x": open_}).brief == "no difference seen: +0.010, 1 cell"
-    tell = studytables.sentence
-    assert tell("a", {"x": helpful, "y": helpful, "z": harmful}) == (
-        "**a helps** in 2 of 3 cells: +0.060 on average, most in x (+0.100)."
+
+    def verdict(gains):
+        return studytables.verdict(gains, {cell: harmful for cell in gains})
+
+    def tell(name, **gains):
+        return studytables.sentence(name, gains, verdict(gains))
+
+    brief = verdict({"x": helpful, "y": helpful, "z": harmful}).brief
+    assert brief == "helps: +0.060, 2 of 3 cells; -0.020 over tuned local"
+    assert verdict({"x": open_}).brief == (
+        "no difference seen: +0.010, 1 cell; -0.020 over tuned local"
     )
-    assert tell("b", {"x": harmful}) == (
-        "**b harms** in 1 of 1 cell: -0.020 on average, most in x (-0.020)."
+    over = "; over tuned local training -0.020."
+    assert tell("a", x=helpful, y=helpful, z=harmful) == (
+        f"**a helps** in 2 of 3 cells: +0.060 on average, most in x (+0.100){over}"
     )
-    assert tell("c", {"x": helpful, "y": open_}) == (
-        "**c** makes no difference that could be seen: +0.055 on average, the interval above 0 in "
-        "1 and below in 0 of 2 cells."
+    assert tell("b", x=harmful) == (
+        f"**b harms** in 1 of 1 cell: -0.020 on average, most in x (-0.020){over}"
+    )
+    assert tell("c", x=helpful, y=open_) == (
+        f"**c** makes no difference that could be seen: +0.055 on average, above 0 in 1 and below "
+        f"in 0 of 2 cells{over}"
     )
