@@ -67,9 +67,10 @@ def write(rows: Mapping[str, Any]) -> None:
     order = sorted(verdicts, key=lambda name: -verdicts[name].mean)
     lines = [f"- {sentence(name, gains[name], verdicts[name])}" for name in order]
     head = ["# Results of the study", "", *lines, ""]
+    if draw_ranks(means, folder / "ranks.png"):
+        head += ["![Mean ranks of methods over the cells that all of them have](ranks.png)", ""]
     what = ["Tables: accuracy of clients' own models, mean over clients.", ""]
     (folder / "table.md").write_text("\n".join([*head, *what, *parts]))
-    draw_ranks(means, folder / "ranks.png")
 
 
 class Verdict(NamedTuple):
@@ -200,10 +201,11 @@ def better_and_worse(one: Paired | None) -> str:
     return f"{(one.clients > 0).mean():.0%} / {(one.clients < 0).mean():.0%}" if one else ""
 
 
-def draw_ranks(means: Mapping[str, Mapping[str, float]], path: Path) -> None:
+def draw_ranks(means: Mapping[str, Mapping[str, float]], path: Path) -> bool:
     """Draw mean ranks over the cells, one panel for clients with different models and one without.
 
-    A panel needs two cells and three methods that all of its cells have.
+    A panel needs two cells and three methods that all of its cells have; without one there is no
+    picture, and the result is False.
     """
     panels: dict[str, list[Mapping[str, float]]] = {}
     for by_method in means.values():
@@ -213,3 +215,4 @@ def draw_ranks(means: Mapping[str, Mapping[str, float]], path: Path) -> None:
     ranks = {kind: one for kind, one in ranks.items() if len(one.mean) >= LEAST}
     if ranks:
         plotting.save(draw(ranks), path)
+    return bool(ranks)
