@@ -43,15 +43,18 @@ def write(rows: Mapping[str, Any]) -> None:
     """Write a sentence per method, the table of each cell with finished methods, and the pictures
     over cells.
     """
-    parts, means = [], {}
+    parts, means = [], {}  # means: of complete cells
     # over the matched baseline, and over tuned local training, by method and cell
     gains: dict[str, dict[str, Paired]] = {}
     over_local: dict[str, dict[str, Paired]] = {}
     for cell in PLAN["cells"]:
         runs, baselines = finished(cell, dict(rows))
         if runs:
-            parts += [f"## {cell}", "", *table(runs, baselines), ""]
-            means[cell] = {name: accuracy(by_seed) for name, by_seed in runs.items()}
+            undecided = missing(cell, dict(rows), runs)
+            so_far = f"So far without {', '.join(undecided)}." if undecided else "Complete."
+            parts += [f"## {cell}", "", so_far, "", *table(runs, baselines), ""]
+            if not undecided:
+                means[cell] = {name: accuracy(by_seed) for name, by_seed in runs.items()}
         for name in runs.keys() & baselines.keys() if "local" in runs else ():
             gain, over = (difference(runs[name], one) for one in (baselines[name], runs["local"]))
             if gain and gain.interval and over:
@@ -69,7 +72,11 @@ def write(rows: Mapping[str, Any]) -> None:
     head = ["# Results of the study", "", *lines, ""]
     if draw_ranks(means, folder / "ranks.png"):
         head += ["![Mean ranks of methods over the cells that all of them have](ranks.png)", ""]
-    what = ["Tables: accuracy of clients' own models, mean over clients.", ""]
+    what = [
+        f"Tables: accuracy of clients' own models, mean over clients. {len(means)} of "
+        f"{len(PLAN['cells'])} cells are complete.",
+        "",
+    ]
     (folder / "table.md").write_text("\n".join([*head, *what, *parts]))
 
 
@@ -141,6 +148,20 @@ def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str
                 kind = baselines if task.kind == "matched" else runs
                 kind.setdefault(name, {})[task.seed] = row
     return runs, baselines
+
+
+def missing(cell: str, rows: dict[str, Any], runs: Mapping[str, Runs]) -> list[str]:
+    """The methods of a cell that lack a run which the plan has; of some all trials diverge.
+
+    runs: of the cell.
+    """
+    unfinished = []
+    for name in methods_of(cell):
+        flags = chosen(cell, name, rows)
+        few = PLAN["seeds"][: PLAN["few"]]
+        if flags is None or (flags and not set(few) <= runs.get(name, {}).keys()):
+            unfinished.append(name)
+    return unfinished
 
 
 def accuracy(runs: Runs) -> float:
