@@ -36,6 +36,18 @@ HEADS = (
     "CPU seconds",
 )
 
+INTRODUCTION = """\
+# Does the federation help?
+
+How much more accurate are clients' own models than those of the matched job of local training,
+which does the same work without the other clients (`hpcfed matched METHOD`), and than those of
+local training that is tuned as well as the method? A method **helps** if the 95 % interval of the
+first difference is above 0 in most cells, and **harms** if it is below. The
+[design](../../study/design.md) says what the cells are, and what limits the answers. A rate and one
+weight are chosen by validation; the other settings are those of the
+[table of all methods](../methods/table.md), on all data alike.
+""".splitlines()
+
 Runs = dict[int, dict[str, Any]]  # rows of a method in a cell, by seed
 
 
@@ -69,7 +81,7 @@ def write(rows: Mapping[str, Any]) -> None:
     (folder / "verdicts.json").write_text(json.dumps(briefs, indent=0) + "\n")
     order = sorted(verdicts, key=lambda name: -verdicts[name].mean)
     lines = [f"- {sentence(name, gains[name], verdicts[name])}" for name in order]
-    head = ["# Results of the study", "", *lines, ""]
+    head = [*INTRODUCTION, "", *lines, ""]
     if draw_ranks(means, folder / "ranks.png"):
         head += ["![Mean ranks of methods over the cells that all of them have](ranks.png)", ""]
     what = [
