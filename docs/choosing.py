@@ -2,8 +2,8 @@
 needs, what it costs beside FedAvg, and where its paper saw it win.
 
 Guides are the methods' own. Bytes are measured on trial rounds (traffic.py), passes and seconds are
-of the committed results of benchmarks/methods.py. What a method adds to local training that does
-the same work is that of benchmarks/study, once it has been run.
+of the committed results of benchmarks/methods.py, and what a method adds to local training that
+does the same work is of those of benchmarks/study.
 """
 
 import json
@@ -37,8 +37,8 @@ HEAD = (
     "passes",
     "seconds",
     "its paper saw it win",
+    "beside the same work alone",
 )
-BESIDE = "beside the same work alone"  # a column, once the study has been run
 INTRO = """
 # Choosing a method
 
@@ -73,9 +73,8 @@ multiples of FedAvg's run in [the table of all methods](benchmarks/results/metho
 (Fashion-MNIST; methods for different models have five small ones there, and methods with local
 epochs of their own have these). *Its paper* is each method's own: papers differ in data, tuning and
 rivals.
-"""
-STUDY = f"""
-*{BESIDE[0].upper()}{BESIDE[1:]}*: whether clients' own models gain over the matched job of local
+
+*Beside the same work alone*: whether clients' own models gain over the matched job of local
 training, by how much accuracy on average, and in how many cells of [the
 study](benchmarks/results/study/table.md).
 """
@@ -83,17 +82,15 @@ study](benchmarks/results/study/table.md).
 
 def page() -> str:
     """The page."""
-    runs = measured()
-    verdicts = json.loads(VERDICTS.read_text()) if VERDICTS.exists() else {}
-    head = (*HEAD, BESIDE) if verdicts else HEAD
-    parts = []
-    for kind, entries in by_kind().items():
-        rows = [
-            (*row(name, runs), *([verdicts.get(name, UNKNOWN)] if verdicts else []))
-            for name in entries
-        ]
-        parts += [f"## {kind[0].upper()}{kind[1:]}", table(head, rows)]
-    return joined(INTRO, *([STUDY] if verdicts else []), *parts)
+    runs, verdicts = measured(), json.loads(VERDICTS.read_text())
+    parts = (
+        (
+            f"## {kind[0].upper()}{kind[1:]}",
+            table(HEAD, ((*row(name, runs), verdicts.get(name, UNKNOWN)) for name in entries)),
+        )
+        for kind, entries in by_kind().items()
+    )
+    return joined(INTRO, *(text for part in parts for text in part))
 
 
 def row(name: str, runs: dict[str, dict[str, Any]]) -> tuple[str, ...]:

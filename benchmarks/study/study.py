@@ -150,18 +150,17 @@ def finish(task: Task, status: int, seconds: float) -> dict[str, Any] | None:
     folder = PLACE / task.key
     tuned = task.flags.removeprefix(studyplan.common_flags(task.cell, task.method)).strip()
     row = {**task._asdict(), "flags": tuned, "key": task.key, "cpu": round(seconds, 1)}
-    message = "" if status == DONE else forks.message(folder)
-    known = status in (DONE, WRONG) or forks.diverged(message)
+    outcome = None
     if status == DONE:
-        row |= figures(folder / "results.h5", each=task.kind != "trial")
-    elif known:
-        row |= {"failed": message[:200]}
+        outcome = figures(folder / "results.h5", each=task.kind != "trial")
+    elif forks.diverged(message := forks.message(folder)) or status == WRONG:
+        outcome = {"failed": message[:200]}
     else:
         print(f"{task}: status {status}: {message}", file=sys.stderr)
     forks.remove(folder)
     what = f"{task.cell} {task.method} {task.kind} {task.seed}"
     print(f"{what}: {seconds:.1f} s of CPU", flush=True)
-    return row if known else None
+    return row | outcome if outcome else None
 
 
 def figures(path: Path, each: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from studyplan import PLAN, chosen, difference, final, methods_of, results
 
+from hpcfed.core.wording import count_noun
 from hpcfed.report.differences import Paired, holm
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.ranks import LEAST, draw
@@ -84,12 +85,12 @@ def write(rows: Mapping[str, Any]) -> None:
     head = [*INTRODUCTION, "", *lines, ""]
     if draw_ranks(means, folder / "ranks.png"):
         head += ["![Mean ranks of methods over the cells that all of them have](ranks.png)", ""]
-    what = [
+    caption = [
         f"Tables: accuracy of clients' own models, mean over clients. {len(means)} of "
         f"{len(PLAN['cells'])} cells are complete.",
         "",
     ]
-    (folder / "table.md").write_text("\n".join([*head, *what, *parts]))
+    (folder / "table.md").write_text("\n".join([*head, *caption, *parts]))
 
 
 class Verdict(NamedTuple):
@@ -106,19 +107,19 @@ class Verdict(NamedTuple):
     over_local: float
 
     @property
-    def word(self) -> str:
-        """By the rule of design.md."""
-        by_word = {"helps": self.above, "harms": self.below}
-        deciding = (word for word, cells in by_word.items() if 2 * len(cells) > self.cells)
-        return next(deciding, "no difference seen")
+    def decision(self) -> tuple[str, list[str]]:
+        """Whether it helps or harms by the rule of design.md, and the cells that say so."""
+        for word, cells in (("helps", self.above), ("harms", self.below)):
+            if 2 * len(cells) > self.cells:
+                return word, cells
+        return "no difference seen", []
 
     @property
     def brief(self) -> str:
         """For a table."""
-        deciding = {"helps": self.above, "harms": self.below}.get(self.word)
-        where = f"{len(deciding)} of {self.cells}" if deciding else f"{self.cells}"
-        cells = f"{where} cell{'s' * (self.cells > 1)}"
-        return f"{self.word}: {self.mean:+.3f}, {cells}; {self.over_local:+.3f} over tuned local"
+        word, deciding = self.decision
+        cells = f"{len(deciding)} of " * bool(deciding) + count_noun(self.cells, "cell")
+        return f"{word}: {self.mean:+.3f}, {cells}; {self.over_local:+.3f} over tuned local"
 
 
 def verdict(gains: Mapping[str, Paired], over_local: Mapping[str, Paired]) -> Verdict:
@@ -137,15 +138,16 @@ def sentence(name: str, gains: Mapping[str, Paired], one: Verdict) -> str:
     """What a method does beside its matched baseline, as a sentence.  gains: as in `verdict`."""
     average = f"{one.mean:+.3f} on average"
     over = f"; over tuned local training {one.over_local:+.3f}"
-    cells = f"{one.cells} cell{'s' * (one.cells > 1)}"
-    if where := {"helps": one.above, "harms": one.below}.get(one.word):
-        most = max(where, key=lambda cell: abs(gains[cell].mean))
+    cells = count_noun(one.cells, "cell")
+    word, deciding = one.decision
+    if deciding:
+        most = max(deciding, key=lambda cell: abs(gains[cell].mean))
         return (
-            f"**{name} {one.word}** in {len(where)} of {cells}: {average}, most in {most} "
+            f"**{name} {word}** in {len(deciding)} of {cells}: {average}, most in {most} "
             f"({gains[most].mean:+.3f}){over}."
         )
-    seen = f"above 0 in {len(one.above)} and below in {len(one.below)} of {cells}"
-    return f"**{name}** makes no difference that could be seen: {average}, {seen}{over}."
+    intervals = f"above 0 in {len(one.above)} and below in {len(one.below)} of {cells}"
+    return f"**{name}** makes no difference that could be seen: {average}, {intervals}{over}."
 
 
 def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str, Runs]]:
@@ -167,11 +169,10 @@ def missing(cell: str, rows: dict[str, Any], runs: Mapping[str, Runs]) -> list[s
 
     runs: of the cell.
     """
-    unfinished = []
+    unfinished, seeds = [], set(PLAN["seeds"][: PLAN["few"]])
     for name in methods_of(cell):
         flags = chosen(cell, name, rows)
-        few = PLAN["seeds"][: PLAN["few"]]
-        if flags is None or (flags and not set(few) <= runs.get(name, {}).keys()):
+        if flags is None or (flags and not seeds <= runs.get(name, {}).keys()):
             unfinished.append(name)
     return unfinished
 

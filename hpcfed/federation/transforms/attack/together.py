@@ -227,10 +227,10 @@ class FangOnKrum(MinMax):
         honest, along, size = inner[:-2, :-2], inner[-1, :-2], float(inner[-1, -1])
         if size <= 0:
             return 0.0
-        between, squares, n = squared_distances(honest), np.diag(honest), len(honest)
-        nearest = np.sort(np.sqrt(between), axis=1)[:, 1:][:, : max(1, n - 2)].sum(axis=1)
+        between, squares = squared_distances(honest), np.diag(honest)
+        nearest = float(scores(np.sqrt(between), 0).min())  # among the honest nobody attacks
         longest = math.sqrt(max(0.0, float(squares.max())))
-        factor = (float(nearest.min()) / max(1, n - 1) + longest) / math.sqrt(size)
+        factor = (nearest / max(1, len(honest) - 1) + longest) / math.sqrt(size)
         while factor > SMALLEST:
             to_honest = np.maximum(0.0, factor * (factor * size - 2 * along) + squares)
             if is_chosen(between, to_honest, bad):
