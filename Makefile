@@ -73,7 +73,7 @@ bench: .venv/.tests ## measure speed on this machine's cores, under 15 minutes: 
 	@for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 	@$(BIN)/python benchmarks/report.py > /dev/null
 
-rehearse: ## try the hour on a GPU machine beforehand, with its builds and without a GPU: several GB, half an hour
+rehearse: ## try the quarter of an hour on a GPU machine beforehand, with its builds and without a GPU: several GB, half an hour
 	bash benchmarks/gpu/rehearse.sh build/rehearse
 
 clean: ## remove what was built, keep runs

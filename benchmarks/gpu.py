@@ -6,10 +6,11 @@ loop, and other simulators on the same card.
 paper: 20 clients, 5 of each of the paper's four architectures, of unequal sizes (log-normal, 640
 examples in the mean) with last batches of any size, batches of 64, two views of 3x32x32, noise;
 `naive.py` has the loop, once in float32 and once with torch's defaults and cuDNN's benchmark mode.
-all: the same with ResNet-18 everywhere, of which all is averaged. Each engine and precision takes
-turns with the naive loops, and its memory is freed before the next one comes. A graphed side that
-has captured nothing ends the benchmark with an error. ranks: several on a GPU (time-sliced, unless
-an MPS server runs), each a run of its own; clients are placed by what they were measured to take.
+all: the same with ResNet-18 everywhere, of which all is averaged. All engines and precisions take
+turns with the naive loops in one process, whose memory has to fit on the GPU at once. A graphed
+side that has captured nothing ends the benchmark with an error. ranks: several on a GPU
+(time-sliced, unless an MPS server runs), each a run of its own; clients are placed by what they
+were measured to take.
 peers: FedAvg by pfl-research and BlazeFL, if this Python can import them, on pfl-research's task:
 1,000 clients with 50 images of 3x32x32, 50 in a round, batches of 10, SGD 0.1.
 
@@ -26,11 +27,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -142,38 +144,54 @@ def whole(case: Case) -> Case:
 def engines(
     setting: Setting, case: Case, title: str, more: dict[str, Any], share: str = "head"
 ) -> list[Row]:
-    """The rows of each engine and precision, one after the other; `more` gets what is no ratio."""
-    rows, weights, notes = [], {}, {}
-    flop: dict[str, float] = {}
-    for name, precision in SIDES.items():
-        if precision == "tf32" and setting.kind == "cpu":
-            continue
-        free()
-        side = Side(case, setting.kind, name)
-        naive, loose = (
-            Naive(case, side.device, side.data(), share, defaults) for defaults in (False, True)
-        )
-        seconds = interleaved(
-            {"naive": naive.round, "naive, torch's defaults": loose.round, name: side},
-            setting.passes,
-        )
-        weights[name] = side.weights()
-        del naive, loose
-        free()
-        if name == "eager":
-            notes["device"] = devices.describe(side.device)
-            notes["peak bytes of a client's training"] = side.peaks()
-            flop = side.flop_by_example()
-            notes["flop of an example as computed"] = flop
-        else:
-            notes[f"graphs, {name}"] = side.check_captures()
-        rows += speed(side, f"{title}: naive loop over hpcfed, {name}", name, seconds, flop)
-        if name != "eager":
-            rows += replays(side, f"{title}, {name}")
-        del side
-    notes["eager and graphed have the same bits"] = weights["eager"] == weights["graphed"]
-    more[title] = notes
+    """The rows of all engines and precisions, which take turns; `more` gets what is no ratio."""
+    free()
+    sides = {
+        name: Side(case, setting.kind, name)
+        for name, precision in SIDES.items()
+        if setting.kind == "cuda" or precision != "tf32"
+    }
+    eager = sides["eager"]
+    naive, loose = (
+        Naive(case, eager.device, eager.data(), share, defaults) for defaults in (False, True)
+    )
+    first = {name: seconds(side) for name, side in sides.items()}  # recordings and captures
+    seconds_of = interleaved(
+        {"naive": naive.round, "naive, torch's defaults": loose.round, **sides}, setting.passes
+    )
+    print(title, first, seconds_of, flush=True)  # should anything fail from here on
+    del naive, loose
+    notes = more[title] = {
+        "device": devices.describe(eager.device),
+        "seconds": seconds_of,
+        "seconds of the first round": first,
+        "bytes of the GPU's memory, all together": held(eager.device),
+        "graphs": {
+            name: side.check_captures() for name, side in sides.items() if side is not eager
+        },
+        "eager and graphed have the same bits": eager.weights() == sides["graphed"].weights(),
+    }
+    # what follows trains on
+    notes["peak bytes of a client's training"] = eager.peaks()
+    notes["flop of an example as computed"] = flop = eager.flop_by_example()
+    rows: list[Row] = []
+    for name, side in sides.items():
+        rows += speed(side, f"{title}: naive loop over hpcfed, {name}", name, seconds_of, flop)
+    for name, side in sides.items():
+        rows += replays(side, f"{title}, {name}") if side is not eager else ()
     return rows
+
+
+def held(device: torch.device) -> int:
+    """Most bytes of a GPU that this process has held; 0 on a CPU."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Of one call."""
+    start = perf_counter()
+    work()
+    return perf_counter() - start
 
 
 def speed(
@@ -270,21 +288,19 @@ def beside(setting: Setting, more: dict[str, Any]) -> Iterator[Row]:
         peers[f"hpcfed, {engine}"] = peer(
             setting, "hpcfed_run.py", 1, Path(folder), "--engine", engine
         )
-        for name, module, processes in (
-            ("pfl-research", "pfl", (1, 5)),
-            ("BlazeFL", "blazefl", (1,)),
-        ):
-            for n in processes if find_spec(module) else ():
-                what = f"{name}, {n} process{'es' * (n > 1)}"
-                rates = peers[what] = peer(setting, f"{module}_run.py", n, Path(folder))
-                if isinstance(ours, float) and isinstance(rates, float):
-                    yield Row(
-                        f"images a second, hpcfed with 1 process over {what}",
-                        one(ours / rates),
-                        least=PEERS if module == "pfl" else None,
-                    )
+        others = (("pfl-research", "pfl", 1), ("BlazeFL", "blazefl", 1), ("pfl-research", "pfl", 5))
+        for name, module, n in others:
             if not find_spec(module):
                 peers[name] = f"skipped: this Python has no module {module}"
+                continue
+            what = f"{name}, {n} process{'es' * (n > 1)}"
+            rates = peers[what] = peer(setting, f"{module}_run.py", n, Path(folder))
+            if isinstance(ours, float) and isinstance(rates, float):
+                yield Row(
+                    f"images a second, hpcfed with 1 process over {what}",
+                    one(ours / rates),
+                    least=PEERS if module == "pfl" else None,
+                )
 
 
 def peer(setting: Setting, script: str, processes: int, folder: Path, *flags: str) -> float | str:
@@ -307,7 +323,9 @@ def peer(setting: Setting, script: str, processes: int, folder: Path, *flags: st
         timeout=300,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"images_per_second"')]
-    return json.loads(lines[-1])["images_per_second"] if lines else done.stderr[-1000:]
+    rate = json.loads(lines[-1])["images_per_second"] if lines else done.stderr[-1000:]
+    print(script, processes, *flags, rate, flush=True)
+    return rate
 
 
 def launchable() -> bool:

@@ -1,6 +1,6 @@
 """6: benchmarks/gpu.py. The headline: hpcfed over the naive loop and over other simulators.
 
-`FOLDER/env/bin/python benchmarks/gpu/step6_headline.py FOLDER`
+`FOLDER/env/bin/python benchmarks/gpu/step6_headline.py FOLDER [--parts paper peers ...]`
 
 Goals: 5 times the naive loop, 50,000 examples a second, 5 times pfl-research on its own task. Its
 part on several ranks is step 7.
@@ -24,7 +24,7 @@ def work(report: Findings, options: argparse.Namespace) -> None:
     report.value("machine", machine())
     small = gpu.Setting(gpu.SMALL, "cpu", 1, (1,), 2, "toy")
     setting = small if report.pretend else gpu.Setting(gpu.PAPER, "cuda", 3, (1,), 20, "cifar10")
-    for part in PARTS[:1] if report.pretend else PARTS:
+    for part in options.parts:
         measured = report.attempt(part, lambda part=part: gpu.measure(setting, (part,)))
         if not measured:
             continue
@@ -34,5 +34,9 @@ def work(report: Findings, options: argparse.Namespace) -> None:
             report.value(row.what, asdict(row) | {"met": row.met})
 
 
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+
+
 if __name__ == "__main__":
-    sys.exit(carry_out(__file__, __doc__, work))
+    sys.exit(carry_out(__file__, __doc__, work, options))

@@ -1,5 +1,5 @@
-"""7: 1, 2, 4 and 8 ranks on one GPU, with and without MPS, in float32 and tf32. Decides how
-clients are packed.
+"""7: 1, 4 and 8 ranks on one GPU, with and without MPS, in float32 and tf32. Decides how clients
+are packed.
 
 `FOLDER/env/bin/python benchmarks/gpu/step7_packing.py FOLDER`
 
@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +25,9 @@ import numpy as np
 from findings import Findings, carry_out, digest, run
 from mps import find, server
 
-PRECISIONS = ("float32", "tf32")
+# precision and ranks, with MPS and without; what says most comes first: the time may end early
+WITH_MPS = (("float32", 8), ("tf32", 8), ("float32", 4), ("tf32", 4))
+ALONE = (("float32", 1), ("tf32", 1), ("float32", 8), ("tf32", 8))
 RATE = 50_000.0  # goal, examples a second
 QUERY = ("--query-gpu=power.draw,utilization.gpu", "--format=csv,noheader,nounits")
 
@@ -32,32 +35,32 @@ QUERY = ("--query-gpu=power.draw,utilization.gpu", "--format=csv,noheader,nounit
 def work(report: Findings, options: argparse.Namespace) -> None:
     digests: dict[str, dict[str, str]] = {}
     rates: dict[str, float] = {}
-    precisions = PRECISIONS[:1] if report.pretend else PRECISIONS
+    stages = [(False, ALONE[:1]), (True, WITH_MPS[:2]), (False, ALONE[1:]), (True, WITH_MPS[2:])]
+    if report.pretend:
+        stages = [(False, (("float32", 1), ("float32", 2)))]
+    runs = options.folder.resolve() / "runs"  # whose result files stay
     with TemporaryDirectory() as folder:
-        # what says most comes first: the time may end early
-        for mps in (False, True):
+        for mps, packings in stages:
             with server(report, Path(folder)) if mps else nothing() as variables:
-                if variables is None:
-                    continue
-                for precision in precisions:
-                    for ranks in (1, 2) if report.pretend else (1, 8, 4, 2):
-                        name = f"{precision}, {ranks} ranks{', MPS' * mps}"
-                        out = Path(folder) / name.replace(", ", "-").replace(" ", "-")
-                        result = report.attempt(
-                            name,
-                            lambda r=ranks, p=precision, o=out, n=name, v=variables: one(
-                                report, r, p, o, n, v
-                            ),
-                        )
-                        if result:
-                            digests.setdefault(precision, {})[name], rates[name] = result
+                for precision, ranks in packings if variables is not None else ():
+                    name = f"{precision}, {ranks} ranks{', MPS' * mps}"
+                    out = runs / name.replace(", ", "-").replace(" ", "-")
+                    measure = partial(one, report, ranks, precision, out, name, variables)
+                    if result := report.attempt(name, measure):
+                        digests.setdefault(precision, {})[name], rates[name] = result
+                        summarise(report, digests, rates)
+
+
+def summarise(
+    report: Findings, digests: dict[str, dict[str, str]], rates: dict[str, float]
+) -> None:
+    """Enter what the packings so far show, for the time may end with any of them."""
     report.value("digests", digests)
     for precision, by_name in digests.items():
         report.check(f"{precision}: all have the same bits", len(set(by_name.values())) == 1)
-    if rates:
-        best = max(rates, key=lambda name: rates[name])
-        report.value("best packing", f"{best}: {rates[best]:,.0f} examples a second")
-        report.value(f"goal of {RATE:,.0f} examples a second is met", rates[best] >= RATE)
+    best = max(rates, key=lambda name: rates[name])
+    report.value("best packing", f"{best}: {rates[best]:,.0f} examples a second")
+    report.value(f"goal of {RATE:,.0f} examples a second is met", rates[best] >= RATE)
 
 
 def one(

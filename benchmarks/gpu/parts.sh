@@ -1,0 +1,108 @@
+#!/bin/bash
+# bash benchmarks/gpu/parts.sh PART [WHEELS] [--pretend] [--again METHOD ...]: one part of a quarter of an hour on a
+# machine with a GPU. It works in build/gpu (or $FOLDER), and leaves one archive and the end of its log in $OUT.
+#   right  what has to hold, all at once: facts, a user's first run, bits, failures, recovery, every method    4 minutes
+#   fast   what is measured, one after the other, what says most first: naive loops, ranks and MPS, peers, curves    8
+#   more   if there is time left: layouts with their slowest kernels, lanes and stacks    7 minutes
+# WHEELS: what wheels.py has fetched (default .whl). --pretend: toy sizes on the CPU, which show that the part works.
+# --again: methods that failed in `right` and were mended; they run first. DATA: Fashion-MNIST's HDF5 file.
+set -u
+PART=$1 WHEELS=.whl PRETEND="" AGAIN=()
+shift
+while [ $# -gt 0 ]; do
+  case $1 in
+    --pretend) PRETEND=--pretend ;;
+    --again) shift; AGAIN=("$@"); break ;;
+    *) WHEELS=$1 ;;
+  esac
+  shift
+done
+FOLDER=${FOLDER:-$PWD/build/gpu} DATA=${DATA:-data/fashion_mnist.h5}
+OUT=${OUT:-$FOLDER/out} PYTHON=$FOLDER/env/bin/python
+mkdir -p "$FOLDER" "$OUT"
+export PYTHONUNBUFFERED=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
+export PATH=$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin
+MODELS="resnet18 shufflenetv2 googlenet alexnet"
+FAILED=0
+
+alone() { # NAME SCRIPT [OPTION ...]: one step; its files lie in $FOLDER/NAME
+  echo "== $* at $SECONDS s"
+  "$PYTHON" "benchmarks/gpu/$2" "$FOLDER/$1" "${@:3}" $PRETEND || FAILED=1
+}
+
+beside() { # NAME SCRIPT [OPTION ...]: the same beside others
+  mkdir -p "$FOLDER/$1"
+  rm -f "$FOLDER/$1/failed"
+  { "$PYTHON" "benchmarks/gpu/$2" "$FOLDER/$1" "${@:3}" $PRETEND || touch "$FOLDER/$1/failed"; } \
+    > "$FOLDER/$1/log.txt" 2>&1 &
+  BESIDE+=("$1")
+}
+
+together() { # wait for all steps that run beside each other, and say how they ended
+  wait
+  for name in "${BESIDE[@]}"; do
+    echo "== $name: $(tail -n 1 "$FOLDER/$name/log.txt")"
+    [ -e "$FOLDER/$name/failed" ] && { FAILED=1; grep -h FAILS "$FOLDER/$name/log.txt"; }
+  done
+}
+
+facts() {
+  date; uname -a; lscpu | grep -E 'Model name|^CPU\(s\)|MHz|L3'; free -g; df -h / /dev/shm; ls /dev/nvidia*
+  nvidia-smi; command -v nvidia-cuda-mps-control mpirun; ulimit -l -n
+}
+
+right() {
+  facts > "$FOLDER/facts.txt" 2>&1
+  beside machine step1_machine.py --minutes 3
+  for model in $MODELS; do
+    beside "bits-$model" step2_bits.py --minutes 3 --models $model
+  done
+  beside failures step3_failures.py --minutes 3
+  beside recovery step8_recovery.py --minutes 3
+  local names
+  for i in 0 1 2 3 4 5 6 7 8; do
+    names=$("$PYTHON" -c "from hpcfed.config.methods import ALGORITHMS; print(*list(ALGORITHMS)[$i::9])")
+    [ -n "$PRETEND" ] && names=${names%% *}
+    beside "methods-$i" step4_methods.py --minutes 3 --only $names
+  done
+  together
+}
+
+fast() {
+  if [ ${#AGAIN[@]} -gt 0 ]; then
+    for method in "${AGAIN[@]}"; do
+      beside "again-$method" step4_methods.py --minutes 1 --only "$method"
+    done
+    together
+  fi
+  alone paper step6_headline.py --minutes 2.5 --parts paper
+  alone packing step7_packing.py --minutes 3.2
+  alone peers step6_headline.py --minutes 1.5 --parts peers
+  alone curves curves.py --minutes 1.7 --data "$DATA"
+}
+
+more() {
+  alone layouts step5_layouts.py --minutes 3
+  alone lanes lanes.py --minutes 4
+}
+
+main() {
+  if [ ! -x "$PYTHON" ]; then
+    python3 benchmarks/gpu/install.py "$FOLDER" --wheels "$WHEELS" $PRETEND || { FAILED=1; return 1; }
+  fi
+  BESIDE=()
+  case $PART in
+    right | fast | more) $PART ;;
+    *) echo "there is no part $PART"; FAILED=2 ;;
+  esac
+  echo "== $PART: $SECONDS s"
+  return $FAILED
+}
+
+set -o pipefail
+main 2>&1 | tee "$FOLDER/$PART.log"
+STATUS=$?
+(cd "$FOLDER" && find . -path ./env -prune -o -path ./out -prune -o -type f -regex '.*\.\(json\|log\|txt\|h5\)' -print0 |
+  tar czf "$OUT/$PART.tgz" --null -T -)
+tail -c 6000 "$FOLDER/$PART.log" > "$OUT/$PART.log"
+exit $STATUS
