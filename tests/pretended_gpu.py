@@ -1,8 +1,9 @@
 """A GPU that is not there: tensors that say they are on it, and that the CPU computes.
 
 Inside `pretended_gpu()` torch sees one GPU, cuda:0. What is made there or moved there is an `Away`,
-a tensor that refuses what a GPU's tensor refuses: to meet tensors of the host in an operation, and
-to become an array before it is copied. So code that runs here has all its tensors where they
+a tensor that refuses what a GPU's tensor refuses: to meet tensors of the host in an operation, to
+become an array before it is copied, and to be a weight or a statistic of batch normalisation unless
+it begins where cuDNN can read it. So code that runs here has all its tensors where they
 belong. `WAITS.count` counts where the host would wait until the GPU has done all its work, and
 `LOCKED.count` buffers of page-locked memory. Nothing is said of kernels, streams, memory and speed:
 those are the CPU's, as are the bits.
@@ -135,6 +136,8 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if here and away and not traits.both and any(tensor.dim() for tensor in here):
         shapes = [list(tensor.shape) for tensor in here if tensor.dim()]
         raise RuntimeError(f"{op}: all tensors must be on one device, but {shapes} are on the host")
+    if traits.normalises:
+        check_places(op, plain)
     if traits.may_wait:
         WAITS.count += waits(op, args, kwargs)
     goes_there = isinstance(args[0], Away) if op is aten.copy_.default else bool(away)
@@ -166,11 +169,13 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 class Traits(NamedTuple):
     """What is to be done about an operation.
 
-    both: it takes tensors of the GPU and of the host. may_wait: the host may wait in it. aliases:
-    a result shares memory with an argument. is_view: with the first one, which does not change.
-    changes_form: of an argument, in place.
+    normalises: it is batch normalisation, or its derivative. both: it takes tensors of the GPU and
+    of the host. may_wait: the host may wait in it. aliases: a result shares memory with an
+    argument. is_view: with the first one, which does not change. changes_form: of an argument, in
+    place.
     """
 
+    normalises: bool
     both: bool
     may_wait: bool
     aliases: bool
@@ -187,8 +192,20 @@ def find_traits(op: Any) -> Traits:
     first = op._schema.arguments[0].alias_info if op._schema.arguments else None
     is_view = bool(shared) and first is not None and not any(info.is_write for info in shared)
     changes_form = torch.Tag.inplace_view in op.tags
-    traits = Traits(op in BOTH, op in COPIES_OR_READS, bool(shared), is_view, changes_form)
+    normalises = "batch_norm" in op._schema.name
+    waits = op in COPIES_OR_READS
+    traits = Traits(normalises, op in BOTH, waits, bool(shared), is_view, changes_form)
     return TRAITS.setdefault(id(op), traits)
+
+
+def check_places(op: Any, values: Any) -> None:
+    """Raise RuntimeError for a weight or a statistic that does not begin at 16 bytes.
+
+    cuDNN ends with "misaligned address" then.
+    """
+    of_channels = [v for v in values if isinstance(v, Tensor) and v.dim() == 1]
+    if any(value.data_ptr() % 16 for value in of_channels):
+        raise RuntimeError(f"{op}: a weight or a statistic has a misaligned address")
 
 
 NO_TENSORS = {  # types of arguments
@@ -230,7 +247,12 @@ def waits(op: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     if op in READS:
         return isinstance(args[0], Away)
     if op in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
-        return any(isinstance(at, Away) and at.dtype == torch.bool for at in args[1])
+        of_gpu = isinstance(args[0], Away)
+        return any(
+            at.dtype == torch.bool if isinstance(at, Away) else of_gpu
+            for at in args[1]
+            if at is not None
+        )
     if kwargs.get("non_blocking") or torch._C._current_autograd_node() is not None:
         return False
     if op is aten.copy_.default:

@@ -42,7 +42,7 @@ together() { # wait for all steps that run beside each other, and say how they e
   wait
   for name in "${BESIDE[@]}"; do
     echo "== $name: $(tail -n 1 "$FOLDER/$name/log.txt")"
-    [ -e "$FOLDER/$name/failed" ] && { FAILED=1; grep -h FAILS "$FOLDER/$name/log.txt"; }
+    [ -e "$FOLDER/$name/failed" ] && { FAILED=1; grep -ah FAILS "$FOLDER/$name/log.txt"; }
   done
 }
 

@@ -78,7 +78,7 @@ def one(
         *case.words,
         *QUIET,
         *("--rounds", str(rounds), "--run.device", report.kind, "--run.ranks_per_gpu", "8"),
-        *("--run.precision", precision),
+        *("--run.precision", precision, "--log.energy", str(not report.pretend).lower()),
         *("--training.engine", "traced" if report.pretend else "graphed"),
         *("--overwrite", "--out", str(out)),
     ]

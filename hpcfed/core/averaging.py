@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.core.aligned import padded
 from hpcfed.core.params import Params, Per, Term
 from hpcfed.core.payload import host_buffer
-
-ALIGNED = 16  # values: 64 bytes of float32
 
 
 def mean_of(
@@ -36,15 +35,6 @@ def mean_of(
     shapes, factors = [array.shape for array in quotients.arrays], [row.factor for row in rows]
     sum_(place(rows), shapes, factors, quotients)
     return quotients.mean()
-
-
-def padded(shape: Sequence[int]) -> int:
-    """Return the number of values between a tensor of this shape and the next one in a buffer.
-
-    Each tensor then begins where new memory would: a product of matrices may have other last bits
-    elsewhere, as after a checkpoint.
-    """
-    return -(-math.prod(shape) // ALIGNED) * ALIGNED
 
 
 def weight_shape(shape: tuple[int, ...], per: Per) -> tuple[int, ...]:

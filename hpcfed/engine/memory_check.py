@@ -169,7 +169,7 @@ def peak(fed: Federation, architecture: str) -> int:
         activations = estimate_activations(
             lambda n: forward(fed, skeleton, n), skeleton.model.parameters(), min(batch, FEW), batch
         )
-        return activations + VALUE * skeleton.layout.n_params
+        return activations + VALUE * skeleton.layout.gradient_size
 
 
 def step(fed: Federation, skeleton: Skeleton, n: int) -> None:

@@ -8,13 +8,14 @@ for each tensor.
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import prod
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from hpcfed.core.aligned import padded
 from hpcfed.core.params import Params
 from hpcfed.models.model import Model, Pair
 
@@ -23,15 +24,16 @@ from hpcfed.models.model import Model, Pair
 class Layout:
     """The positions of a model's tensors in its flat vector.
 
-    Parameters come first, then float buffers, without gaps. Two models of one architecture and one
-    memory format have equal layouts. A model in torch's channels-last format keeps it: the weights
-    of its convolutions then lie as [outputs, height, width, inputs]. Read a flat vector by `views`
-    and make one by `flatten`, which are right for every format.
+    Parameters come first, then float buffers. Each begins at a multiple of 64 bytes, for which many
+    kernels are made and without which some fail (see `core.aligned`); the values between two are 0.
+    Two models of one architecture and one memory format have equal layouts. A model in torch's
+    channels-last format keeps it: the weights of its convolutions then lie as [outputs, height,
+    width, inputs]. Read a flat vector by `views` and make one by `flatten`, which are right for
+    every format.
 
     shapes, strides: of params, then of buffers.
     integers: integer buffers (num_batches_tracked of batch normalisation). They are not part of the
-    flat
-    vector: with a fixed momentum they never enter a result.
+    flat vector: with a fixed momentum they never enter a result.
     """
 
     params: tuple[str, ...]
@@ -58,23 +60,31 @@ class Layout:
     @cached_property
     def slots(self) -> dict[str, slice]:
         """The slice of each tensor in the flat vector, by name."""
-        ends = [0, *accumulate(map(prod, self.shapes))]
-        return {name: slice(*ends) for name, ends in zip(self.names, pairwise(ends), strict=True)}
+        starts = accumulate(map(padded, self.shapes), initial=0)
+        return {
+            name: slice(start, start + prod(shape))
+            for name, shape, start in zip(self.names, self.shapes, starts, strict=False)
+        }
 
     @property
     def size(self) -> int:
-        """Number of values in the flat vector."""
-        return sum(map(prod, self.shapes))
+        """Length of the flat vector."""
+        return sum(map(padded, self.shapes))
+
+    @property
+    def gradient_size(self) -> int:
+        """Length of the flat gradient, which has the parameters, the first part of the vector."""
+        return sum(map(padded, self.shapes[: len(self.params)]))
 
     @property
     def n_params(self) -> int:
-        """Number of values in the flat gradient: those of the parameters, which come first."""
+        """Number of the parameters' values."""
         return sum(map(prod, self.shapes[: len(self.params)]))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the tensors of a flat vector by name, as views.
 
-        A vector [n_params] gives the parameters alone.
+        A vector [gradient_size] gives the parameters alone.
         """
         names = self.names if len(flat) == self.size else self.params
         parts = zip(names, self.shapes, self.strides, strict=False)
@@ -87,7 +97,7 @@ class Layout:
 
         tensors: by name, such as `model.state_dict()`.
         """
-        flat = torch.empty(self.size)
+        flat = torch.zeros(self.size)
         for name, view in self.views(flat).items():
             view.copy_(tensors[name].detach())
         return flat
@@ -98,7 +108,7 @@ class Skeleton:
 
     model: the module itself, moved to `device`, in its original memory format. Its parameters and
     float buffers are views into flat [size], float32, and its parameters' gradients views into grad
-    [n_params].
+    [gradient_size].
 
     Clear gradients by `zero_grad` of this class, never by that of the model or the optimiser, which
     would detach them from grad. For the same reason use `torch.autograd.grad` instead of backward
@@ -123,11 +133,11 @@ class Skeleton:
 
     @cached_property
     def grad(self) -> Tensor:
-        """The flat gradient, [n_params], of which the parameters' gradients are views.
+        """The flat gradient, [gradient_size], of which the parameters' gradients are views.
 
         It is made when first used.
         """
-        flat = torch.zeros_like(self.flat[: self.layout.n_params])
+        flat = torch.zeros_like(self.flat[: self.layout.gradient_size])
         for name, view in self.layout.views(flat).items():
             self.parameters[name].grad = view
         return flat

@@ -29,7 +29,7 @@ from torch import Tensor
 from hpcfed.core import rng, user_code
 from hpcfed.core.errors import first_line
 from hpcfed.models.precision import autocast
-from hpcfed.training.graphs import Differentiated, Fixed, Graph, restore_tensors
+from hpcfed.training.graphs import Differentiated, Fixed, Graph, check_unchanged, restore_tensors
 from hpcfed.training.objective import (
     Unshareable,
     extract_tensors,
@@ -259,14 +259,16 @@ class Graphed(Traced):
 
 
 def compare(runs: Sequence[Differentiated], inputs: Sequence[Tensor], steps: LocalSteps) -> None:
-    """Raise RuntimeError unless these steps have the same bits from the same state.
+    """Raise RuntimeError unless these steps have the same bits from the same state, and change no
+    inputs.
 
     Compared are the loss, the gradient, and the model after it. The model stays as it was.
     """
-    weights, outcomes = steps.skeleton.flat, []
+    weights, outcomes, before = steps.skeleton.flat, [], [v.clone() for v in inputs]
     for run in runs:
-        with restore_tensors([weights]), rng.scoped(0, "compare", device=weights.device):
+        with restore_tensors([weights, *inputs]), rng.scoped(0, "compare", device=weights.device):
             value, gradient = run(inputs)
             outcomes.append([value, *gradient, weights.clone()])
+            check_unchanged(inputs, before)
     if not all(map(torch.equal, *outcomes)):
         raise RuntimeError("its replay has other bits than the step itself")

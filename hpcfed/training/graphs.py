@@ -68,6 +68,7 @@ class Graph:
         replayed, eager = (outcome(run, state) for run in (self.replay, step))
         if not all(map(torch.equal, replayed, eager)):
             raise RuntimeError("its replay has other bits than the step itself")
+        check_unchanged(self.given, own_tensors)
 
     def give(self, own_tensors: Sequence[Tensor]) -> None:
         """Copy in these values of the objective's own tensors."""
@@ -76,6 +77,17 @@ class Graph:
     def __call__(self, batch: Sequence[Tensor]) -> Tensor:
         copy(self.batch, batch)
         return self.replay().clone()
+
+
+def check_unchanged(tensors: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """Raise RuntimeError if a step has changed the tensors that its objective holds.
+
+    A recording changes copies of them, or once too often, so that eager steps would find others.
+    """
+    for value, old in zip(tensors, before, strict=True):
+        same = (value == old) | (value != value) & (old != old)  # nan is as it was
+        if not same.all():
+            raise RuntimeError("it changes a tensor that it holds, such as running statistics")
 
 
 def outcome(step: Callable[[], Tensor], state: Sequence[Tensor]) -> list[Tensor]:

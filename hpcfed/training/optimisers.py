@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from hpcfed.core.aligned import padded
 from hpcfed.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Optimiser:
 
     def fresh(self) -> Moments:
         """Return the moments before the first step, flat vectors over all trained parameters."""
-        size = sum(p.numel() for p in self.params)
+        size = sum(padded(p.shape) for p in self.params)
         device = self.skeleton.flat.device
         flat = {name: torch.zeros(size, device=device) for name in buffers(self.settings)}
         if self.settings.optimiser == "adam":
@@ -92,7 +93,7 @@ class Optimiser:
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Return a flat vector of moments as one view for each parameter, in its memory layout."""
-        parts = zip(torch.split(flat, [p.numel() for p in self.params]), self.params, strict=True)
+        parts = zip(flat.split([padded(p.shape) for p in self.params]), self.params, strict=True)
         return [part.as_strided(p.shape, p.stride()) for part, p in parts]
 
     @torch.no_grad()

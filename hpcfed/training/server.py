@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcfed.core import rng
+from hpcfed.core.aligned import BOUNDARY
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import not_finite
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 Batch = Callable[[np.ndarray], Any]  # positions -> a batch
 Loss = Callable[[Params, Any], Tensor]  # parameters, batch -> scalar
 OFTEN = 100  # steps between two evaluations on held-out data
-ALIGNED = 16  # bytes: new memory begins at a multiple of them, a part of a tensor may not
 
 
 class Watch:
@@ -197,7 +197,7 @@ def in_layout(value: Tensor, model: Tensor) -> Tensor:
 
     The value may be larger: matched models have more units than the module.
     """
-    if value.data_ptr() % ALIGNED:
+    if value.data_ptr() % BOUNDARY:
         value = value.clone()
     if value.shape == model.shape:
         return alike(value, model)

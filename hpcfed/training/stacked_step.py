@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
+from hpcfed.core.aligned import padded
 from hpcfed.training.recorded_step import Objective, Whole, alike
 
 if TYPE_CHECKING:
@@ -18,16 +20,18 @@ StackedStep = Callable[[Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
 class Stack:
-    """The weights of G clients of one architecture, by name [G, *shape], without gaps.
+    """The weights of G clients of one architecture, by name [G, *shape].
 
     It takes the place of a Skeleton.
     """
 
     def __init__(self, skeleton: Skeleton, G: int):
         self.model, self.layout, self.G = skeleton.model, skeleton.layout, G
-        self.flat = torch.empty(G * self.layout.size, device=skeleton.flat.device)
-        parts = self.flat.split([G * (at.stop - at.start) for at in self.layout.slots.values()])
-        self.parts = [part.view(G, -1) for part in parts]
+        sizes = [math.prod(shape) for shape in self.layout.shapes]
+        lengths = [padded((G, size)) for size in sizes]
+        self.flat = torch.zeros(sum(lengths), device=skeleton.flat.device)
+        parts = zip(self.flat.split(lengths), sizes, strict=True)
+        self.parts = [part[: G * size].view(G, size) for part, size in parts]
         forms = zip(self.parts, self.layout.shapes, self.layout.strides, strict=True)
         blocks = [
             part.as_strided((G, *shape), (part.shape[1], *stride)) for part, shape, stride in forms
@@ -44,8 +48,11 @@ class Stack:
             block.copy_(torch.stack([weights[name] for weights in received]))
 
     def rows(self) -> Tensor:
-        """Return a copy of the weights, one flat vector for each client, [G, P]."""
-        return torch.cat(self.parts, dim=1)
+        """Return a copy of the weights, one flat vector for each client, [G, layout.size]."""
+        rows = self.flat.new_zeros(self.G, self.layout.size)
+        for at, part in zip(self.layout.slots.values(), self.parts, strict=True):
+            rows[:, at] = part
+        return rows
 
     def step(self, objective: Objective, dims: Sequence[int | None]) -> StackedStep:
         """Return the function (inputs) -> losses [G], and the gradient by parameter [G, *shape].

@@ -1,5 +1,7 @@
 """FedBE and pFedBayes: what they become in neutral settings, and what must hold of their draws."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -149,7 +151,7 @@ def test_pfedbayes_sends_two_values_for_each_parameter_and_keeps_deviations_posi
     rounds = toy.start(Serial(), toy.job("pfedbayes", *SMALL, "--participation", "1"))
     outcome = toy.outcome(rounds, [rounds.step()[0] for _ in range(2)])
     layout = rounds.fed.store.layout("small")
-    want = 4 * (layout.size + layout.n_params)
+    want = 4 * (sum(map(math.prod, layout.shapes)) + layout.n_params)
     assert (outcome.column("down") == want).all() and (outcome.column("up") == want).all()
     for memory in outcome.memory.values():
         assert (torch.nn.functional.softplus(memory["rho"]) > 0).all()

@@ -35,8 +35,8 @@ def means(state: Params) -> Params:
 
 
 def flatten(layout: Layout, values: Params) -> Tensor:
-    """Copy the parameters of a model into one new vector, [values], in its memory layout."""
-    vector = next(iter(values.values())).new_empty(layout.n_params)
+    """Copy the parameters of a model into one new vector, [gradient_size], by its layout."""
+    vector = next(iter(values.values())).new_zeros(layout.gradient_size)
     for name, view in layout.views(vector).items():
         view.copy_(values[name])
     return vector

@@ -140,14 +140,14 @@ class Gaussians:
 
     def flatten(self, values: Params) -> Tensor:
         """Return the values of the parameters as one new vector, in the layout's order."""
-        vector = self.steps.skeleton.flat.new_zeros(self.layout.n_params)
+        vector = self.steps.skeleton.flat.new_zeros(self.layout.gradient_size)
         views = self.layout.views(vector)
         for name in self.names:
             views[name].copy_(values[name])
         return vector[self.at].clone()
 
     def unflatten(self, values: Tensor) -> Params:
-        vector = values.new_zeros(self.layout.n_params)
+        vector = values.new_zeros(self.layout.gradient_size)
         vector[self.at] = values
         views = self.layout.views(vector)
         return Params({name: views[name] for name in self.names})

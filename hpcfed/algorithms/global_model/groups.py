@@ -51,12 +51,14 @@ class GroupHead(Head):
     def __init__(self, d: int, classes: int, relu: bool, groups: int):
         super().__init__(d // groups, classes, relu)
         self.in_features, self.groups = d, groups
-        self.of_class = tuple(class_groups(classes, groups).tolist())
+        self.classes = np.bincount(class_groups(classes, groups)).tolist()  # of each group
 
     def forward(self, z: Tensor) -> Tensor:
         z = torch.relu(z) if self.relu else z
-        parts = z.unflatten(1, (self.groups, -1))[:, list(self.of_class)]  # [n, C, d / groups]
-        return (parts * self.weight).sum(2) + self.bias
+        parts = z.unflatten(1, (self.groups, -1)).split(1, 1)  # [n, 1, d / groups] each
+        # views alone: an index would be copied to a GPU in each step
+        features = [v.expand(-1, n, -1) for v, n in zip(parts, self.classes, strict=True)]
+        return (torch.cat(features, 1) * self.weight).sum(2) + self.bias
 
 
 def class_groups(classes: int, groups: int) -> np.ndarray:
@@ -152,7 +154,7 @@ def row_groups(model: Model) -> dict[str, np.ndarray]:
         for name, value in module.named_parameters(recurse=False):
             rows = len(value)
             by_name[f"{path}.{name}"] = (
-                np.array(module.of_class)
+                np.repeat(np.arange(module.groups), module.classes)
                 if isinstance(module, GroupHead)
                 else np.arange(rows) * groups // rows
             )

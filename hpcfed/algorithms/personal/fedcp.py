@@ -69,7 +69,10 @@ class FedCP(WithSecond):
         value = client.task.loss(model.classify(z, state["v"]), y)
         if not self.lam:
             return value
-        fixed = functional_call(model.body, dict(state.under("body.")), (x,))
+        body = dict(state.under("body."))
+        # copies, for a batch would change the running statistics of the fixed body
+        body |= {name: body[name].clone() for name, _ in model.body.named_buffers() if name in body}
+        fixed = functional_call(model.body, body, (x,))
         return value + self.lam * mean_discrepancy(z, fixed, VARIANCES)
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
@@ -80,8 +83,7 @@ class FedCP(WithSecond):
         download = fed.down(client, state)
         self.receive(client, download)
         model: Any = client.model
-        # a copy, because its running statistics follow the batches
-        fixed = download.pick(lambda name: name.startswith("body.")).clone()
+        fixed = download.pick(lambda name: name.startswith("body."))
         constants = Params({**fixed, "v": model.context()})
         self.train(fed, client, constants, t, only=lambda name: not in_head(name))
         sent = client.params(self.shared)

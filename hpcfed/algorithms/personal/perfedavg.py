@@ -85,7 +85,7 @@ class PerFedAvg(RoundBased):
 
         Returns that loss.
         """
-        skeleton, n = steps.skeleton, steps.skeleton.layout.n_params
+        skeleton, n = steps.skeleton, steps.skeleton.layout.gradient_size
         w = skeleton.flat[:n].clone()
         steps.backward(steps.value(loss, *next(second)))
         skeleton.flat[:n] -= self.alpha * skeleton.grad

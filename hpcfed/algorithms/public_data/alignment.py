@@ -56,13 +56,13 @@ def compute_representations(fed: Federation, client: Client, data: Shard) -> Ten
     """
     model = client.model
 
-    def chunk(rows: Any) -> Tensor:
+    def represented(x: Any) -> Tensor:
         with eval_mode(model):
-            return model.body(fed.prepare(data.batch(rows)[0]))
+            return model.body(x)
 
     fed.tallies[client.id].work += len(data)
-    again = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
-    return in_chunks(fed, len(data), again)
+    again = partial(checkpoint, represented, use_reentrant=False, preserve_rng_state=False)
+    return in_chunks(fed, len(data), lambda rows: again(fed.prepare(data.batch(rows)[0])))
 
 
 @contextmanager
