@@ -2,8 +2,8 @@
 # bash benchmarks/gpu/parts.sh PART [WHEELS] [--pretend] [--again METHOD ...]: one part of a quarter of an hour on a
 # machine with a GPU. It works in build/gpu (or $FOLDER), and leaves one archive and the end of its log in $OUT.
 #   right  what has to hold, all at once: facts, a user's first run, bits, failures, recovery, every method    4 minutes
-#   fast   what is measured, one after the other, what says most first: naive loops, ranks and MPS, peers, curves    8
-#   more   if there is time left: layouts with their slowest kernels, lanes and stacks    7 minutes
+#   fast   what is measured, one after the other: engines and precisions beside naive loops, ranks and MPS    8
+#   more   if there is time left: peers, curves, layouts with their slowest kernels, lanes and stacks    10 minutes
 # WHEELS: what wheels.py has fetched (default .whl). --pretend: toy sizes on the CPU, which show that the part works.
 # --again: methods that failed in `right` and were mended; they run first. DATA: Fashion-MNIST's HDF5 file.
 set -u
@@ -28,6 +28,12 @@ FAILED=0
 alone() { # NAME SCRIPT [OPTION ...]: one step; its files lie in $FOLDER/NAME
   echo "== $* at $SECONDS s"
   "$PYTHON" "benchmarks/gpu/$2" "$FOLDER/$1" "${@:3}" $PRETEND || FAILED=1
+  keep
+}
+
+keep() { # what there is so far, for the part may be cut short
+  (cd "$FOLDER" && find . -path ./env -prune -o -path ./out -prune -o -type f \
+    -regex '.*\.\(json\|log\|txt\|h5\)' -print0 | tar czf "$OUT/$PART.tgz" --null -T -)
 }
 
 beside() { # NAME SCRIPT [OPTION ...]: the same beside others
@@ -58,7 +64,7 @@ right() {
     beside "bits-$model" step2_bits.py --minutes 3 --models $model
   done
   beside failures step3_failures.py --minutes 3
-  beside recovery step8_recovery.py --minutes 3
+  beside recovery step8_recovery.py --minutes 3.7
   local names
   for i in 0 1 2 3 4 5 6 7 8; do
     names=$("$PYTHON" -c "from hpcfed.config.methods import ALGORITHMS; print(*list(ALGORITHMS)[$i::9])")
@@ -75,13 +81,13 @@ fast() {
     done
     together
   fi
-  alone paper step6_headline.py --minutes 2.5 --parts paper
-  alone packing step7_packing.py --minutes 3.2
-  alone peers step6_headline.py --minutes 1.5 --parts peers
-  alone curves curves.py --minutes 1.7 --data "$DATA"
+  alone paper step6_headline.py --minutes 4 --parts paper
+  alone packing step7_packing.py --minutes 4
 }
 
 more() {
+  alone peers step6_headline.py --minutes 1.5 --parts peers
+  alone curves curves.py --minutes 2.5 --data "$DATA"
   alone layouts step5_layouts.py --minutes 3
   alone lanes lanes.py --minutes 4
 }
@@ -102,7 +108,6 @@ main() {
 set -o pipefail
 main 2>&1 | tee "$FOLDER/$PART.log"
 STATUS=$?
-(cd "$FOLDER" && find . -path ./env -prune -o -path ./out -prune -o -type f -regex '.*\.\(json\|log\|txt\|h5\)' -print0 |
-  tar czf "$OUT/$PART.tgz" --null -T -)
+keep
 tail -c 6000 "$FOLDER/$PART.log" > "$OUT/$PART.log"
 exit $STATUS

@@ -25,7 +25,8 @@ def work(report: Findings, options: argparse.Namespace) -> None:
     from gpu import PAPER, SMALL
     from side import Side, free
 
-    case = replace(SMALL if report.pretend else PAPER, clients=4)
+    # two clients of each model, of which one is in use and the other one may leave
+    case = replace(SMALL if report.pretend else PAPER, clients=8, partition="iid")
     case = replace(case, n=10 if report.pretend else 150)
     eager = Side.of(case, report.kind, "eager")
     device = eager.device
