@@ -226,7 +226,9 @@ def test_perfedavgs_hessian_product_is_exact_for_a_quadratic():
     quadratic = lambda model, x, y: 1.5 * sum(p.square().sum() for p in model.parameters())  # noqa: E731
     with LocalSteps(fed, client, 0) as steps:
         next(iter(steps))
-        w, g = client.skeleton.flat.clone(), torch.linspace(-1, 1, len(client.skeleton.grad))
+        w, g = client.skeleton.flat.clone(), torch.zeros_like(client.skeleton.grad)
+        for i, view in enumerate(client.skeleton.layout.views(g).values()):
+            view += torch.linspace(-1, 1 + i, view.numel()).view(view.shape)
         product = rounds.algorithm.hessian_times(steps, quadratic, (None, None), w, g)
     assert torch.allclose(product, 3 * g, atol=1e-3)
 
