@@ -269,7 +269,7 @@ def shared(setting: Setting, folder: Path, more: dict[str, Any]) -> Iterator[Row
         np.array_equal(c["clients/train_loss"], runs[1]["clients/train_loss"])
         for c in runs.values()
     )
-    seconds = {n: c["rounds/seconds"][WARM:] for n, c in runs.items()}
+    seconds = {n: c["rounds/seconds"][WARM:-1] for n, c in runs.items()}  # the last is evaluated
     for n in [n for n in runs if n > 1]:
         yield Row(
             f"seconds of a round: 1 rank / {n} ranks on one GPU", ratio(seconds[1], seconds[n])

@@ -85,12 +85,13 @@ def one(
     with watched() as samples:
         run(flags, report, ranks, **variables)
     columns = results(out).columns
-    seconds = columns["rounds/seconds"][gpu.WARM :]
+    every = columns["rounds/seconds"]
+    seconds = every[gpu.WARM : -1]  # the last round is evaluated
     rate = float(case.clients * case.n / np.median(seconds))
     report.value(
         name,
         {
-            "seconds of the last rounds": seconds.tolist(),
+            "seconds of each round": every.tolist(),
             "examples a second": rate,
             "bytes of the GPU by rank": columns["ranks/peak_device_bytes"][-1].tolist(),
             "seconds of training by rank": columns["ranks/train"][-1].tolist(),
