@@ -30,6 +30,18 @@ def mask_logits(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
     """
     if mask == "none" or len(present) == logits.shape[1]:
         return logits
-    in_data = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    in_data[torch.as_tensor(present, device=logits.device)] = True
-    return logits.masked_fill(~in_data, 0.0 if mask == "zero" else -torch.inf)
+    return fill_absent(logits, absent_classes(present, logits.shape[1], logits.device), mask)
+
+
+def absent_classes(present: np.ndarray, classes: int, device: torch.device) -> Tensor:
+    """Return whether each class is absent, [C] on the device."""
+    absent = np.ones(classes, bool)
+    absent[present] = False
+    return torch.from_numpy(absent).to(device)
+
+
+def fill_absent(logits: Tensor, absent: Tensor, mask: Mask) -> Tensor:
+    """Return the logits with those of these classes set to 0 or, where the mask drops them, to
+    minus infinity.
+    """
+    return logits.masked_fill(absent, 0.0 if mask == "zero" else -torch.inf)

@@ -35,6 +35,13 @@ class Unshareable(Exception):
     """The reason why an objective cannot serve several clients."""
 
 
+class PureHook:
+    """A hook of a module that depends on nothing but its fields, which never change.
+
+    Its classes are frozen dataclasses. Steps with such hooks can be recorded.
+    """
+
+
 class Anyone:
     """A stand-in for the client in a step that serves several clients.
 
@@ -159,13 +166,15 @@ def signature(value: Tensor) -> Hashable:
 def settings(model: nn.Module) -> Hashable:
     """Return the modes and plain attributes of a model's modules, on which a captured step depends.
 
-    Raises Unshareable if a module has hooks, which may do anything.
+    Raises Unshareable if a module has hooks that may do anything.
     """
     attributes: list[Hashable] = []
     for module in model.modules():
         for name, value in vars(module).items():
             if name.endswith("_hooks") and value:
-                raise Unshareable(f"its model's {type(module).__name__} has a hook")
+                if not all(isinstance(hook, PureHook) for hook in value.values()):
+                    raise Unshareable(f"its model's {type(module).__name__} has a hook")
+                attributes.append((name, repr(list(value.values()))))
             if name not in MODULE and plain(value):
                 attributes.append((name, repr(value)))
     return tuple(attributes)

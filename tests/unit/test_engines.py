@@ -208,6 +208,17 @@ def test_a_recording_whose_first_replay_differs_from_an_eager_step_is_not_used(l
     assert loss is draws or len(SEEN) >= count  # every step has called it
 
 
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex"])
+def test_clients_of_any_width_are_recorded_with_scaler_and_mask(method: str, capsys):
+    widths = ("--models.mix", "cnn", "--models.widths", "1,0.5", "--local.batch", "4")
+    eager, traced = (
+        toy.run(Serial(), toy.job(method, *widths, "--training.engine", engine))
+        for engine in ("eager", "traced")
+    )
+    assert "eager engine" not in capsys.readouterr().err
+    assert toy.differences(eager, traced) == []
+
+
 def statistics_follow(mean: Tensor, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     F.batch_norm(x.flatten(1), mean, torch.ones_like(mean), training=True)
     return cross_entropy(model, x, y)

@@ -12,6 +12,7 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.federation import device_rows
 from hpcfed.tasks.classification import Classification
 from tests.contract import toy
+from tests.contract.examination import WaitsOfSteps
 from tests.pretended_gpu import GPU, LOCKED, WAITS, on_host, pretended_gpu
 
 X = torch.arange(6.0).view(2, 3)
@@ -206,3 +207,11 @@ def test_small_clients_that_a_gpu_stacks_train_alone_on_a_cpu(images: str):
     words += ["--clients", str(CLIENTS), "--models.mix", "cnn", "--local.batch", "10"]
     rounds = toy.start(Serial(), load(words, environ={}))
     assert rounds.fed.job.training.engine == "auto"
+
+
+def test_no_step_waits_for_the_mask_of_classes_that_a_client_lacks(monkeypatch):
+    with pretended_gpu():
+        steps = WaitsOfSteps(monkeypatch)
+        flags = ("--models.mix", "cnn", "--local.batch", "4", "--participation", "1")
+        toy.start(Serial(), toy.job("heterofl", *flags, "--run.device", "cuda")).step()
+    assert steps.client is not None and steps.count == 0

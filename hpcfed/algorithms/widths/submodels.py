@@ -15,12 +15,14 @@ from hpcfed.algorithms.base import Method, common_name, score_common
 from hpcfed.core.architecture import Architecture
 from hpcfed.federation.upload import Upload
 from hpcfed.models.layers import BatchNorm2d
-from hpcfed.models.scores import Mask, mask_logits
+from hpcfed.models.scores import Mask, absent_classes, mask_logits
 from hpcfed.models.widths import Choose, Window, first, take
 from hpcfed.training.infer import FORWARD, outputs
+from hpcfed.training.objective import PureHook
 
 Assignment = Literal["fix", "dynamic"]
 HEAD = ("head.weight", "head.bias")
+ABSENT = "absent"  # among the tensors of a local objective: whether the client lacks each class
 # endings of the names of batch statistics, or of their moments
 MEANS, SQUARES = ".running_mean", ".running_var"
 
@@ -120,6 +122,16 @@ def piece(client: Client, state: Wide, at: Window) -> Params:
     return Params({**take(state.weights, at), **state.statistics.under(f"{client.architecture}/")})
 
 
+@dataclass(frozen=True)
+class Scaler(PureHook):
+    """A hook that multiplies a layer's output by 1 / width."""
+
+    width: float
+
+    def __call__(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output / self.width
+
+
 @contextmanager
 def scale_outputs(client: Client, active: bool = True) -> Iterator[None]:
     """Multiply the outputs of the body's layers by 1 / width inside the context.
@@ -132,7 +144,7 @@ def scale_outputs(client: Client, active: bool = True) -> Iterator[None]:
         if active and width < 1
         else []
     )
-    hooks = [layer.register_forward_hook(lambda layer, x, y: y / width) for layer in layers]
+    hooks = [layer.register_forward_hook(Scaler(width)) for layer in layers]
     try:
         yield
     finally:
@@ -150,6 +162,18 @@ def mask_absent(client: Client, logits: Tensor, mask: Mask) -> Tensor:
     if mask == "none":
         return logits
     return mask_logits(logits, present_classes(client, logits.shape[1]), mask)
+
+
+def with_absent(client: Client, download: Params, mask: Mask) -> Params:
+    """Return the download and, where logits are masked, whether the client lacks each class.
+
+    That is one tensor, ABSENT, for all local steps: none has to wait until a GPU has it.
+    """
+    if mask == "none":
+        return download
+    classes, device = len(download["head.bias"]), download["head.bias"].device
+    absent = absent_classes(present_classes(client, classes), classes, device)
+    return Params({**download, ABSENT: absent})
 
 
 def reason_for_classes(mask: Mask) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfed import Client, Federation, Job, Model, Params, RoundBased, Upload
 from hpcfed.algorithms.widths import submodels
 from hpcfed.config.conditions import SEVERAL, below, field
-from hpcfed.models.scores import Mask
+from hpcfed.models.scores import Mask, fill_absent
 from hpcfed.models.widths import Window
 
 
@@ -74,7 +74,10 @@ class WindowBased(RoundBased):
         return submodels.piece(client, state, self.window(fed, client, state))
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
-        return client.task.loss(submodels.mask_absent(client, model(x), self.mask), y)
+        logits = model(x)
+        if submodels.ABSENT in state:
+            logits = fill_absent(logits, state[submodels.ABSENT], self.mask)
+        return client.task.loss(logits, y)
 
     def averaged(self, state: submodels.Wide) -> Params:
         return state.weights
@@ -83,7 +86,8 @@ class WindowBased(RoundBased):
         download = fed.down(client, self.offer(fed, client, state))
         self.receive(client, download)
         with submodels.scale_outputs(client, self.scaler):
-            self.train(fed, client, download, t, clip=self.clip)
+            constants = submodels.with_absent(client, download, self.mask)
+            self.train(fed, client, constants, t, clip=self.clip)
         rows = None if self.mask == "none" else submodels.present_classes(client, fed.classes)
         at = self.window(fed, client, state)
         return Upload(
