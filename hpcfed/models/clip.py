@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch.nn import functional as F
 from hpcfed.core.compat import prepare_torchvision
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.optional_imports import import_extra
+from hpcfed.models.hooks import PureHook
 from hpcfed.models.model import Head, Model
 
 PROMPT = "a picture of a {}"  # as in the public code of FedCLIP
@@ -244,9 +246,16 @@ def attend(model: Model) -> Model:
         model.body.normalises = False  # type: ignore[assignment]
     model.adapter = adapter = Adapter(model.head.in_features)
     length = 1.0 if dual else SCALE
-
-    def adapt(body: nn.Module, inputs: Any, z: Tensor) -> Tensor:
-        return length * F.normalize(adapter(z) * z, dim=1)
-
-    model.body.register_forward_hook(adapt)
+    model.body.register_forward_hook(Adapted(adapter, length))
     return model
+
+
+@dataclass(frozen=True)
+class Adapted(PureHook):
+    """A hook that weights the values z of a representation by an adapter, and gives it a length."""
+
+    adapter: nn.Module
+    length: float
+
+    def __call__(self, body: nn.Module, inputs: Any, z: Tensor) -> Tensor:
+        return self.length * F.normalize(self.adapter(z) * z, dim=1)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hpcfed.core.architecture import Variant
 from hpcfed.core.registry import Entry
+from hpcfed.models.hooks import PureHook
 from hpcfed.models.model import Head, Model, Pair
 
 PROJECTION = "projection"  # name in the body of the layer that `project` adds
@@ -57,9 +58,17 @@ def project(model: Model, d: int) -> Model:
     head = model.head
     model.body.add_module(PROJECTION, nn.Linear(head.in_features, d))
     if not isinstance(model.body, nn.Sequential):  # whose forward has it already
-        model.body.register_forward_hook(lambda body, inputs, out: body.projection(out))
+        model.body.register_forward_hook(Projected())
     model.head = Head(d, head.out_features, head.relu)
     return model
+
+
+@dataclass(frozen=True)
+class Projected(PureHook):
+    """A hook that projects what a body returns."""
+
+    def __call__(self, body: Any, inputs: Any, out: Tensor) -> Tensor:
+        return body.projection(out)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from hpcfed.clients.client import Client
 from hpcfed.config.sections import Section
 from hpcfed.core.params import Params
+from hpcfed.models.hooks import PureHook
 from hpcfed.tasks import Task
 
 if TYPE_CHECKING:
@@ -33,13 +34,6 @@ MODULE = frozenset(vars(nn.Module())) - {"training"}  # attributes that every mo
 
 class Unshareable(Exception):
     """The reason why an objective cannot serve several clients."""
-
-
-class PureHook:
-    """A hook of a module that depends on nothing but its fields, which never change.
-
-    Its classes are frozen dataclasses. Steps with such hooks can be recorded.
-    """
 
 
 class Anyone:

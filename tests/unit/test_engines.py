@@ -21,11 +21,13 @@ from hpcfed.core.rng import scoped
 from hpcfed.federation.federation import Federation
 from hpcfed.models import build
 from hpcfed.models.flat import Skeleton
+from hpcfed.models.model import Head, Model
+from hpcfed.models.variants import project
 from hpcfed.training import engines
 from hpcfed.training.engines import gradient
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.losses import contrastive_cross_entropy, proximal
-from hpcfed.training.objective import Unshareable, extract_tensors
+from hpcfed.training.objective import Unshareable, extract_tensors, settings
 from hpcfed.training.recorded_step import RecordedStep
 from tests.contract import toy
 
@@ -217,6 +219,40 @@ def test_clients_of_any_width_are_recorded_with_scaler_and_mask(method: str, cap
     )
     assert "eager engine" not in capsys.readouterr().err
     assert toy.differences(eager, traced) == []
+
+
+@pytest.mark.parametrize("method", ["fedpan", "fedclip", "fedgkt", "ktpfl"])
+def test_a_hook_that_has_plain_values_alone_and_other_phases_are_recorded(method: str, capsys):
+    mix = ("--models.mix", "resnet8" if method == "fedgkt" else "mlp")
+    eager, traced = (
+        toy.run(Serial(), toy.job(method, *mix, "--rounds", "2", "--training.engine", engine))
+        for engine in ("eager", "traced")
+    )
+    assert "eager engine" not in capsys.readouterr().err
+    assert toy.differences(eager, traced) == []
+
+
+class Plain(nn.Module):
+    """A body that is no row of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1))
+
+
+def test_a_model_that_is_projected_to_a_common_width_is_recorded():
+    with scoped(0, "test"):
+        ours = Skeleton(project(Model(Plain(), Head(6, 4)), 5).train())
+    settings(ours.model)  # which refuses hooks of other kinds
+    inputs = [torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(3)]
+    objective = lambda model, inputs: cross_entropy(model, *inputs)  # noqa: E731
+    value, found = RecordedStep(ours, objective, inputs, ours.layout.params)(inputs)
+    loss = objective(ours.model, inputs)
+    wanted = gradient(loss, list(ours.parameters.values()))
+    assert torch.equal(value, loss) and all(map(torch.equal, found, wanted))
 
 
 def statistics_follow(mean: Tensor, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ the logits.
 """
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from hpcfed import Guide, Job, Model, RoundBased
 from hpcfed.config.conditions import field
+from hpcfed.models.hooks import PureHook
 from hpcfed.models.variants import name_variant
 
 LAYERS = (nn.Conv2d, nn.Linear)
@@ -82,19 +83,22 @@ def encode_positions(model: Model, kind: str, frequency: float, amplitude: float
     for layer, following in zip(modules, [*modules[1:], None], strict=True):
         if isinstance(layer, LAYERS):
             encoded = following if isinstance(following, NORMS) else layer
-            encoded.register_forward_hook(encoding_hook(kind, frequency, amplitude))
+            encoded.register_forward_hook(Encoding(kind, frequency, amplitude))
     return model
 
 
-def encoding_hook(kind: str, frequency: float, amplitude: float) -> Callable[..., Tensor]:
-    """Return a hook that encodes the positions of a layer's units (dimension 1 of its output)."""
+@dataclass(frozen=True)
+class Encoding(PureHook):
+    """A hook that encodes the positions of a layer's units (dimension 1 of its output)."""
 
-    def encode(layer: Any, inputs: Any, out: Tensor) -> Tensor:
-        e = encode_units(out.shape[1], frequency, amplitude, out.device)
+    kind: str
+    frequency: float
+    amplitude: float
+
+    def __call__(self, layer: Any, inputs: Any, out: Tensor) -> Tensor:
+        e = encode_units(out.shape[1], self.frequency, self.amplitude, out.device)
         e = e.to(out.dtype).view(-1, *[1] * (out.dim() - 2))
-        return out + e if kind == "add" else out * (1 + e)
-
-    return encode
+        return out + e if self.kind == "add" else out * (1 + e)
 
 
 def encode_units(

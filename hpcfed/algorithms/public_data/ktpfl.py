@@ -175,9 +175,6 @@ class KTpFL(RoundBased):
         # [m, U, C], in the cohort's order
         soft = torch.stack(list(fed.gather(sent).values())).double()
 
-        def loss(model: Any, x: Any, target: Tensor) -> Tensor:
-            return mixture_loss(target, model(x), self.tau, self.distance)
-
         def learn(client: Client) -> None:
             mixed = torch.tensordot(rows[cohort.index(client.id)], soft, 1).float()
             target = fed.down(client, mixed)
@@ -186,7 +183,7 @@ class KTpFL(RoundBased):
                     fed,
                     client,
                     t,
-                    loss,
+                    self.loss_of_mixture,
                     phase="distil",
                     data=Paired(data, target),
                     epochs=self.distil,
@@ -196,6 +193,10 @@ class KTpFL(RoundBased):
 
         fed.run(cohort, learn)
         return fed.on_root(lambda: of_predictions(rows, soft, self.distance))
+
+    def loss_of_mixture(self, model: Any, x: Any, target: Tensor) -> Tensor:
+        """Return the loss on one batch of public examples with their mixed soft predictions."""
+        return mixture_loss(target, model(x), self.tau, self.distance)
 
     def move_weights(
         self, fed: Federation, cohort: Sequence[int], rows: Tensor, sent: Mapping[int, Params]

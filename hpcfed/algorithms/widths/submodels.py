@@ -14,11 +14,11 @@ from hpcfed import Client, Federation, Job, Mean, Params
 from hpcfed.algorithms.base import Method, common_name, score_common
 from hpcfed.core.architecture import Architecture
 from hpcfed.federation.upload import Upload
+from hpcfed.models.hooks import PureHook
 from hpcfed.models.layers import BatchNorm2d
 from hpcfed.models.scores import Mask, absent_classes, mask_logits
 from hpcfed.models.widths import Choose, Window, first, take
 from hpcfed.training.infer import FORWARD, outputs
-from hpcfed.training.objective import PureHook
 
 Assignment = Literal["fix", "dynamic"]
 HEAD = ("head.weight", "head.bias")
