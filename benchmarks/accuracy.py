@@ -23,6 +23,7 @@ from typing import Any
 import grid
 import numpy as np
 from matplotlib.figure import Figure
+from pictures import reduce_colours
 from runs import RESULTS
 
 from hpcfed.report.differences import t_interval
@@ -168,6 +169,7 @@ def draw(rows: Mapping[str, Any]) -> None:
     handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=len_of)
     figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=POINTS - 1)
     figure.savefig(KEPT / "curves.png", dpi=90)
+    reduce_colours(KEPT / "curves.png")
 
 
 def len_of(entries: tuple[list[Any], list[str]]) -> int:

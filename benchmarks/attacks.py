@@ -19,6 +19,7 @@ from typing import Any
 import grid
 import numpy as np
 from matplotlib.figure import Figure
+from pictures import reduce_colours
 from runs import RESULTS
 
 from hpcfed.results import summary
@@ -160,6 +161,7 @@ def draw(rows: Mapping[str, Any]) -> None:
     )
     bar.ax.tick_params(labelsize=POINTS)
     figure.savefig(KEPT / "table.png", dpi=200)
+    reduce_colours(KEPT / "table.png")
 
 
 if __name__ == "__main__":

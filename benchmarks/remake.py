@@ -25,6 +25,7 @@ import heart
 import methods
 import own
 import studies
+from pictures import reduce_colours
 from runs import RESULTS, Run, run_all
 
 from hpcfed.config.files import EMBEDDED
@@ -163,6 +164,7 @@ def make(name: str, runs: list[Run], side_by_side: int) -> None:
         archive.pack(RESULTS / name)
     if name == "demo":
         plot([run.kept for run in runs], out=RESULTS / "demo" / "curves.png")
+        reduce_colours(RESULTS / "demo" / "curves.png")
 
 
 def stale(run: Run) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.pictures import reduce_colours
 from hpcfed.report.figures.phases import LOOKS
 
 WIDTH, HEIGHT, POINTS = 3.4, 3.8, 8  # inches, and of letters
@@ -34,6 +35,7 @@ def draw(mode: str, measured: dict[str, Any], path: Path) -> None:
     for ax in (above, below):
         ax.tick_params(labelsize=POINTS)
     figure.savefig(path, dpi=300)
+    reduce_colours(path)
 
 
 def bars(ax: Axes, points: list[dict[str, Any]], names: list[str]) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import grid
 import numpy as np
 from matplotlib.figure import Figure
+from pictures import reduce_colours
 from runs import RESULTS
 
 from hpcfed.results import privacy, summary
@@ -199,7 +200,8 @@ def draw(study: str, names: Sequence[str], rows: Mapping[str, Any]) -> None:
     figure.legend(
         entries.values(), entries, loc="outside upper center", ncols=7, fontsize=POINTS - 1
     )
-    figure.savefig(KEPT / f"{study}.png", dpi=200, pil_kwargs={"optimize": True})
+    figure.savefig(KEPT / f"{study}.png", dpi=200)
+    reduce_colours(KEPT / f"{study}.png")
 
 
 def points_of(

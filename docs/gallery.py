@@ -11,12 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from PIL import Image
-
 from hpcfed.report.figures.command import plot
 from hpcfed.report.figures.registry import FIGURES
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
+
+from benchmarks.pictures import reduce_colours  # noqa: E402
+
 RUNS, PICTURES = ROOT / "runs" / "gallery", ROOT / "docs" / "pages" / "gallery"
 SMALL = [
     "--data.name",
@@ -75,13 +77,6 @@ def main() -> None:
         picture = PICTURES / f"{figure}.png"
         print(plot([RUNS / name for name in DRAWN.get(figure, FIRST)], figure, picture))
         reduce_colours(picture)
-
-
-def reduce_colours(picture: Path) -> None:
-    """Write a picture again with 128 colours, which takes a third of the bytes."""
-    with Image.open(picture) as image:
-        reduced = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
-    reduced.save(picture, optimize=True)
 
 
 if __name__ == "__main__":

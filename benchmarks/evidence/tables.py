@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import studies
+from pictures import reduce_colours
 
 from hpcfed.core.errors import HpcfedError
 from hpcfed.report.compare import compare
@@ -178,6 +179,7 @@ def draw(study: str, files: dict[str, Path], out: Path) -> None:
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(out, dpi=150)
+    reduce_colours(out)
     plt.close(figure)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pictures import reduce_colours
 from studyplan import PLAN, chosen, difference, final, methods_of, results
 
 from hpcfed.core.wording import count_noun
@@ -249,4 +250,5 @@ def draw_ranks(means: Mapping[str, Mapping[str, float]], path: Path) -> bool:
     ranks = {kind: one for kind, one in ranks.items() if len(one.mean) >= LEAST}
     if ranks:
         plotting.save(draw(ranks), path)
+        reduce_colours(path)
     return bool(ranks)
