@@ -3,8 +3,8 @@
 Inside `pretended_gpu()` torch sees one GPU, cuda:0. What is made there or moved there is an `Away`,
 a tensor that refuses what a GPU's tensor refuses: to meet tensors of the host in an operation, to
 become an array before it is copied, and to be a weight or a statistic of batch normalisation unless
-it begins where cuDNN can read it. So code that runs here has all its tensors where they
-belong. `WAITS.count` counts where the host would wait until the GPU has done all its work, and
+it begins where cuDNN can read it. So code that runs here has all its tensors where they belong.
+`WAITS.count` counts where the host would wait until the GPU has done all its work, and
 `LOCKED.count` buffers of page-locked memory. Nothing is said of kernels, streams, memory and speed:
 those are the CPU's, as are the bits.
 
