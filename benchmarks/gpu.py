@@ -27,12 +27,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -155,15 +154,15 @@ def engines(
     naive, loose = (
         Naive(case, eager.device, eager.data(), share, defaults) for defaults in (False, True)
     )
-    first = {name: seconds(side) for name, side in sides.items()}  # recordings and captures
-    seconds_of = interleaved(
+    first = interleaved(sides, passes=1, warm=0)  # with recordings and captures
+    seconds = interleaved(
         {"naive": naive.round, "naive, torch's defaults": loose.round, **sides}, setting.passes
     )
-    print(title, first, seconds_of, flush=True)  # should anything fail from here on
+    print(title, first, seconds, flush=True)  # should anything fail from here on
     del naive, loose
     notes = more[title] = {
         "device": devices.describe(eager.device),
-        "seconds": seconds_of,
+        "seconds": seconds,
         "seconds of the first round": first,
         "bytes of the GPU's memory, all together": held(eager.device),
         "graphs": {
@@ -176,7 +175,7 @@ def engines(
     notes["flop of an example as computed"] = flop = eager.flop_by_example()
     rows: list[Row] = []
     for name, side in sides.items():
-        rows += speed(side, f"{title}: naive loop over hpcfed, {name}", name, seconds_of, flop)
+        rows += speed(side, f"{title}: naive loop over hpcfed, {name}", name, seconds, flop)
     for name, side in sides.items():
         rows += replays(side, f"{title}, {name}") if side is not eager else ()
     return rows
@@ -185,13 +184,6 @@ def engines(
 def held(device: torch.device) -> int:
     """Most bytes of a GPU that this process has held; 0 on a CPU."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    """Of one call."""
-    start = perf_counter()
-    work()
-    return perf_counter() - start
 
 
 def speed(

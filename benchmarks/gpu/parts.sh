@@ -65,21 +65,20 @@ right() {
   done
   beside failures step3_failures.py --minutes 3
   beside recovery step8_recovery.py --minutes 3.7
-  local names
-  for i in 0 1 2 3 4 5 6 7 8; do
-    names=$("$PYTHON" -c "from hpcfed.config.methods import ALGORITHMS; print(*list(ALGORITHMS)[$i::9])")
+  local shares names i=0
+  shares=$("$PYTHON" -c "from hpcfed.config.methods import ALGORITHMS as A
+for i in range(9): print(*list(A)[i::9])")
+  while read -r names; do
     [ -n "$PRETEND" ] && names=${names%% *}
     beside "methods-$i" step4_methods.py --minutes 3 --only $names
-  done
+    i=$((i + 1))
+  done <<< "$shares"
   together
 }
 
 fast() {
   if [ ${#AGAIN[@]} -gt 0 ]; then
-    for method in "${AGAIN[@]}"; do
-      beside "again-$method" step4_methods.py --minutes 1 --only "$method"
-    done
-    together
+    alone again step4_methods.py --minutes 1 --only "${AGAIN[@]}"
   fi
   alone paper step6_headline.py --minutes 4 --parts paper
   alone packing step7_packing.py --minutes 4

@@ -52,10 +52,10 @@ def work(report: Findings, options: argparse.Namespace) -> None:
             }
             report.value(f"{model} {precision}", digests)
             for engine, turns in TURNS.items():
-                seen = {digests[f"{engine} {turn}"] for turn in range(1, turns + 1)}
+                of_engine = {digests[f"{engine} {turn}"] for turn in range(1, turns + 1)}
                 report.check(
                     f"{model} {precision} {engine}: the same bits in {turns} runs",
-                    len(seen) == 1 and None not in seen,
+                    len(of_engine) == 1 and None not in of_engine,
                 )
             report.check(
                 f"{model} {precision}: the engines have the same bits",

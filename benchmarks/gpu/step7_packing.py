@@ -25,9 +25,13 @@ import numpy as np
 from findings import Findings, carry_out, digest, run
 from mps import find, server
 
-# precision and ranks, with MPS and without; what says most comes first: the time may end early
-WITH_MPS = (("float32", 8), ("tf32", 8), ("float32", 4), ("tf32", 4))
-ALONE = (("float32", 1), ("tf32", 1), ("float32", 8), ("tf32", 8))
+STAGES = (  # with MPS?, precisions and ranks; what says most comes first: the time may end early
+    (False, (("float32", 1),)),
+    (True, (("float32", 8), ("tf32", 8))),
+    (False, (("tf32", 1), ("float32", 8), ("tf32", 8))),
+    (True, (("float32", 4), ("tf32", 4))),
+)
+TRIAL = ((False, (("float32", 1), ("float32", 2))),)  # on the CPU
 RATE = 50_000.0  # goal, examples a second
 QUERY = ("--query-gpu=power.draw,utilization.gpu", "--format=csv,noheader,nounits")
 
@@ -35,12 +39,9 @@ QUERY = ("--query-gpu=power.draw,utilization.gpu", "--format=csv,noheader,nounit
 def work(report: Findings, options: argparse.Namespace) -> None:
     digests: dict[str, dict[str, str]] = {}
     rates: dict[str, float] = {}
-    stages = [(False, ALONE[:1]), (True, WITH_MPS[:2]), (False, ALONE[1:]), (True, WITH_MPS[2:])]
-    if report.pretend:
-        stages = [(False, (("float32", 1), ("float32", 2)))]
     runs = options.folder.resolve() / "runs"  # whose result files stay
     with TemporaryDirectory() as folder:
-        for mps, packings in stages:
+        for mps, packings in TRIAL if report.pretend else STAGES:
             with server(report, Path(folder)) if mps else nothing() as variables:
                 for precision, ranks in packings if variables is not None else ():
                     name = f"{precision}, {ranks} ranks{', MPS' * mps}"

@@ -8,6 +8,8 @@ take slower ways, and a product of matrices may have other last bits, as after a
 import math
 from collections.abc import Sequence
 
+from torch import Tensor
+
 BOUNDARY = 64  # bytes
 VALUES = BOUNDARY // 4  # of float32
 
@@ -15,3 +17,12 @@ VALUES = BOUNDARY // 4  # of float32
 def padded(shape: Sequence[int]) -> int:
     """Return the number of values between a tensor of this shape and the next one in a vector."""
     return -(-math.prod(shape) // VALUES) * VALUES
+
+
+def cut(vector: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return the tensors of these shapes that lie in a vector, one after the other, as views."""
+    parts = vector.split([padded(shape) for shape in shapes])
+    return [
+        part[: math.prod(shape)].view(tuple(shape))
+        for part, shape in zip(parts, shapes, strict=True)
+    ]

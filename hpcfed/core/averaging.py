@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.core.aligned import padded
+from hpcfed.core.aligned import cut, padded
 from hpcfed.core.params import Params, Per, Term
 from hpcfed.core.payload import host_buffer
 
@@ -90,11 +89,7 @@ class Quotients:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parts of a flat vector in the shapes of the means."""
-        shapes = [value.shape for value in self.keep.values()]
-        parts = flat.split([padded(shape) for shape in shapes])
-        return [
-            part[: math.prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)
-        ]
+        return cut(flat, [value.shape for value in self.keep.values()])
 
     def mean(self) -> Params:
         """Return the means by name, with the type and device of the values that they replace."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from hpcfed.core.aligned import padded
+from hpcfed.core.aligned import cut, padded
 from hpcfed.training.recorded_step import Objective, Whole, alike
 
 if TYPE_CHECKING:
@@ -27,11 +27,9 @@ class Stack:
 
     def __init__(self, skeleton: Skeleton, G: int):
         self.model, self.layout, self.G = skeleton.model, skeleton.layout, G
-        sizes = [math.prod(shape) for shape in self.layout.shapes]
-        lengths = [padded((G, size)) for size in sizes]
-        self.flat = torch.zeros(sum(lengths), device=skeleton.flat.device)
-        parts = zip(self.flat.split(lengths), sizes, strict=True)
-        self.parts = [part[: G * size].view(G, size) for part, size in parts]
+        shapes = [(G, math.prod(shape)) for shape in self.layout.shapes]
+        self.flat = torch.zeros(sum(map(padded, shapes)), device=skeleton.flat.device)
+        self.parts = cut(self.flat, shapes)
         forms = zip(self.parts, self.layout.shapes, self.layout.strides, strict=True)
         blocks = [
             part.as_strided((G, *shape), (part.shape[1], *stride)) for part, shape, stride in forms

@@ -51,9 +51,8 @@ class GroupHead(Head):
     def __init__(self, d: int, classes: int, relu: bool, groups: int):
         super().__init__(d // groups, classes, relu)
         self.in_features, self.groups = d, groups
-        self.classes = np.bincount(
-            class_groups(classes, groups), minlength=groups
-        ).tolist()  # of each group
+        counts = np.bincount(class_groups(classes, groups), minlength=groups)
+        self.classes = counts.tolist()  # of each group
 
     def forward(self, z: Tensor) -> Tensor:
         z = torch.relu(z) if self.relu else z

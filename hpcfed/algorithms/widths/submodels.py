@@ -164,16 +164,16 @@ def mask_absent(client: Client, logits: Tensor, mask: Mask) -> Tensor:
     return mask_logits(logits, present_classes(client, logits.shape[1]), mask)
 
 
-def with_absent(client: Client, download: Params, mask: Mask) -> Params:
+def with_absent(download: Params, present: np.ndarray | None) -> Params:
     """Return the download and, where logits are masked, whether the client lacks each class.
 
     That is one tensor, ABSENT, for all local steps: none has to wait until a GPU has it.
+    present: the classes that the client has; None: nothing is masked.
     """
-    if mask == "none":
+    if present is None:
         return download
-    classes, device = len(download["head.bias"]), download["head.bias"].device
-    absent = absent_classes(present_classes(client, classes), classes, device)
-    return Params({**download, ABSENT: absent})
+    bias = download["head.bias"]
+    return Params({**download, ABSENT: absent_classes(present, len(bias), bias.device)})
 
 
 def reason_for_classes(mask: Mask) -> str:

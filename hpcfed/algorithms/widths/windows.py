@@ -85,10 +85,9 @@ class WindowBased(RoundBased):
     def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Upload:
         download = fed.down(client, self.offer(fed, client, state))
         self.receive(client, download)
-        with submodels.scale_outputs(client, self.scaler):
-            constants = submodels.with_absent(client, download, self.mask)
-            self.train(fed, client, constants, t, clip=self.clip)
         rows = None if self.mask == "none" else submodels.present_classes(client, fed.classes)
+        with submodels.scale_outputs(client, self.scaler):
+            self.train(fed, client, submodels.with_absent(download, rows), t, clip=self.clip)
         at = self.window(fed, client, state)
         return Upload(
             submodels.upload(client, at, self.weight(client), rows),
