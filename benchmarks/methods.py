@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import archive
 import numpy as np
@@ -107,6 +107,10 @@ ELSEWHERE = {  # what is not run here, and why
     "fedcovid": "is of records with few positives: its table is in benchmarks/own",
     "fedclip": "trains an adapter of a frozen text and image encoder, which is not at hand",
 }
+ALIKE = (
+    "Real seconds as a multiple of FedAvg's are given where both ran on the same processor, "
+    "as far as the result files name it."
+)
 HEADS = (
     "models",
     "epochs",
@@ -232,7 +236,9 @@ def table(data: str, files: Mapping[tuple[str, Row, int], Path]) -> list[dict]:
 
 
 def entry(row: Row, by_seed: list[dict], base: list[dict] | None) -> dict:
-    """A row's numbers. gain: mean over the seeds that both have; bytes, seconds: as a multiple."""
+    """A row's numbers. gain: mean over the seeds that both have; bytes, seconds: as a multiple,
+    of seconds where both are of the same processor.
+    """
     personal = {
         "method": row.method,
         "label": row.label,
@@ -245,12 +251,13 @@ def entry(row: Row, by_seed: list[dict], base: list[dict] | None) -> dict:
         personal["gain"] = float(np.mean([a["accuracy"] - b["accuracy"] for a, b in pairs]))
         total = base[0]["down"] + base[0]["up"]
         personal["bytes_ratio"] = (personal["down"] + personal["up"]) / total
-        seconds = [a["seconds"] / b["seconds"] for a, b in pairs]
-        personal["seconds_ratio"] = float(np.median(seconds))
+        seconds = [a["seconds"] / b["seconds"] for a, b in pairs if a["cpu"] == b["cpu"]]
+        if seconds:
+            personal["seconds_ratio"] = float(np.median(seconds))
     return personal
 
 
-def measured(record: Record) -> dict[str, float]:
+def measured(record: Record) -> dict[str, Any]:
     """What one run cost and reached; accuracies of the last round, means over clients.
 
     epochs: local ones of a client, in all rounds.  final: accuracy of own models after the step
@@ -272,6 +279,7 @@ def measured(record: Record) -> dict[str, float]:
         last
         | traffic
         | {"virtual": simulated, "seconds": float(record.column("rounds/seconds").sum())}
+        | {"cpu": record.header["hardware"]["cpu"]}
     )
 
 
@@ -287,6 +295,7 @@ def markdown(data: str, entries: list[dict]) -> str:
     open_ = [
         it.label for it in rows().values() if it.label not in {one["label"] for one in entries}
     ]
+    lines += ["", ALIKE]
     return "\n".join([*lines, *([f"Not run yet: {', '.join(open_)}."] if open_ else []), ""])
 
 

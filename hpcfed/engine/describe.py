@@ -24,7 +24,7 @@ from hpcfed.engine.evaluation import EVERYBODY, evaluates_all
 from hpcfed.engine.world import natural_clients
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
-from hpcfed.machine.processor import find_bfloat16
+from hpcfed.machine.processor import find_bfloat16, name_processor
 from hpcfed.models.user_model import describe_call
 from hpcfed.results.privacy import NOT_HIDDEN, scope
 from hpcfed.storage.columns import LISTED
@@ -182,7 +182,7 @@ def commit() -> str:
 def hardware(fed: Federation) -> dict[str, Any]:
     """Return a description of the machine and the device of rank 0."""
     return {
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": name_processor(),
         "cores": os.cpu_count(),
         "device": devices.describe(fed.device),
         "threads": torch.get_num_threads(),

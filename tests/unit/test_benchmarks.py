@@ -238,11 +238,16 @@ def test_beside_htfllib_each_client_has_its_classes_and_no_example_is_dealt_twic
 def test_a_row_is_compared_with_fedavg_seed_by_seed():
     row = methods.row("fedprox")
     method_path, base = (
-        [{"accuracy": a, "down": 3.0 * k, "up": k, "seconds": 2.0 * k} for a in accuracies]
+        [
+            {"accuracy": a, "down": 3.0 * k, "up": k, "seconds": 2.0 * k, "cpu": "of one kind"}
+            for a in accuracies
+        ]
         for k, accuracies in ((2, (0.5, 0.75)), (1, (0.25, 0.25, 0.0)))
     )
     entry = methods.entry(row, method_path, base)
     assert (entry["gain"], entry["bytes_ratio"], entry["seconds_ratio"]) == (0.375, 2.0, 2.0)
+    elsewhere = [one | {"cpu": "of another"} for one in base]
+    assert "seconds_ratio" not in methods.entry(row, method_path, elsewhere)
 
 
 def test_the_last_examples_of_each_class_are_moved_to_the_tests(tmp_path):

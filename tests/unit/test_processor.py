@@ -9,7 +9,7 @@ import torch
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.engine import describe, run
-from hpcfed.machine.processor import find_bfloat16
+from hpcfed.machine.processor import find_bfloat16, name_processor
 from hpcfed.models import precision
 from tests.contract import toy
 
@@ -32,6 +32,16 @@ def test_the_flags_of_a_processor_name_its_instructions(
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(text)
     assert find_bfloat16(cpuinfo) == name
+
+
+def test_a_processor_is_named_with_its_vectors_where_the_system_names_it(tmp_path: Path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel\t: 1\nmodel name\t: AMD EPYC 7763\n")
+    vectors = torch.backends.cpu.get_cpu_capability()
+    assert name_processor(cpuinfo) == f"AMD EPYC 7763, {vectors}"
+    cpuinfo.write_text("processor\t: 0\nCPU part\t: 0xd40\n")  # ARM's has no name
+    assert name_processor(cpuinfo).endswith(f", {vectors}")
+    assert len(name_processor(cpuinfo)) > len(f", {vectors}")
 
 
 @pytest.mark.parametrize(
