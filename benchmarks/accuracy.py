@@ -8,8 +8,8 @@ finished run leaves a line in results/accuracy/rows.json, with the mean accuracy
 evaluated rounds; table and picture are made of the lines. The same command continues with the lines
 that are missing.
 
-It is for a processor with instructions for bfloat16 (`hpcfed doctor` says): there all runs take 1.5
-core-hours. Where they are emulated, a run in bf16 takes seven times as long as one in float32.
+All runs take 1.5 core-hours on a processor with instructions for bfloat16 (`hpcfed doctor` says),
+and 2.6 on one that has AVX2 and emulates them.
 """
 
 from __future__ import annotations

@@ -16,6 +16,10 @@ writes beside them, block by block, have the same bits and saved nothing on the 
 
 A representation and logits leave body and head as float32, so that losses compute in float32.
 
+A CPU without instructions for bfloat16 computes linear layers and convolutions by products in
+float32 of rounded factors, whose sums are rounded: those instructions sum in float32 too. torch's
+own kernels take several times as long there.
+
 If no layer of a model is computed in bfloat16 for a batch, its objective is computed without
 autocast: the context takes time in each step, which small models would notice.
 """
@@ -25,16 +29,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from math import ceil, inf, prod
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
+from hpcfed.machine.processor import find_bfloat16
 from hpcfed.models.model import Model, Pair
 from hpcfed.models.transformer import Attend
 
@@ -43,8 +49,9 @@ SMALL = 5e6  # multiply-adds of a layer for a batch
 FACTORS = {nn.GRU: 8, Attend: 4}
 CONV_GROUP = 8  # input channels per group of a convolution
 NORM_GROUP = 16  # channels per group of group normalisation
+PRODUCTS = (nn.Linear, _ConvNd)  # layers whose weights multiply one input
 # those that choose
-LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.GroupNorm, nn.MultiheadAttention, Attend)
+LAYERS = (*PRODUCTS, nn.RNNBase, nn.GroupNorm, nn.MultiheadAttention, Attend)
 
 
 def autocast(
@@ -145,10 +152,44 @@ def _converts(args: tuple[Any, ...]) -> bool:
 def _compute_low(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Compute a module's forward under autocast."""
     x = args[0] if args else None
-    if isinstance(module, LAYERS) and isinstance(x, Tensor) and stays_float32(module, x):
-        with full(x.device):
-            return _forward(module)(*_raise_all(args), **_raise_all(named))
+    if isinstance(module, LAYERS) and isinstance(x, Tensor):
+        if stays_float32(module, x):
+            with full(x.device):
+                return _forward(module)(*_raise_all(args), **_raise_all(named))
+        if isinstance(module, PRODUCTS) and not x.is_cuda and is_emulated():
+            with full(x.device):
+                return compute_rounded(module, x)
     return _forward(module)(*args, **named)
+
+
+@cache
+def is_emulated() -> bool:
+    """Return whether this processor has no instructions for bfloat16."""
+    return find_bfloat16() == ""
+
+
+def compute_rounded(layer: nn.Module, x: Tensor) -> Tensor:
+    """Compute a linear layer or a convolution as bfloat16 does, by float32; returns bfloat16.
+
+    Gradients of inputs, weights and outputs are rounded as theirs are.
+    """
+    weights = {f"layer.{name}": _round(weight) for name, weight in layer.named_parameters()}
+    return functional_call(_Own(layer), weights, _round(x)).bfloat16()
+
+
+def _round(value: Tensor) -> Tensor:
+    return value.bfloat16().float()
+
+
+class _Own(nn.Module):
+    """A layer's own forward, without its hooks."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _forward(self.layer)(x)
 
 
 def _forward(module: nn.Module) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpcfed.models import build
+from hpcfed.models import build, precision
 from hpcfed.models.model import Head, Model
 from hpcfed.models.precision import (
     SMALL,
@@ -197,3 +197,50 @@ def test_a_forward_that_a_user_has_set_on_one_module_is_what_it_computes():
         other.body[0].weight.zero_()
     assert torch.equal(other.body(x), torch.ones(5, 8))
     assert torch.equal(model(x), want)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(1000, 500), (16, 1000)),
+        (nn.Linear(1000, 500, bias=False), (16, 1000)),
+        (nn.Conv1d(32, 64, 5, padding=2), (16, 32, 64)),
+        (nn.Conv2d(32, 64, 3, stride=2, padding=1, padding_mode="reflect"), (4, 32, 24, 24)),
+        (nn.Conv3d(16, 16, 3, groups=2), (4, 16, 8, 8, 8)),
+    ],
+)
+def test_without_its_instructions_bfloat16_is_computed_by_float32(
+    layer: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """Outputs and gradients are those of torch's kernels, whose sums are rounded more often."""
+    found = {}
+    choose_precisions(layer)
+    for emulated in (False, True):
+        monkeypatch.setattr(precision, "is_emulated", lambda emulated=emulated: emulated)
+        layer.zero_grad()
+        x = torch.linspace(-1, 1, math.prod(shape)).sin().reshape(shape).requires_grad_()
+        with autocast("bf16", CPU):
+            y = layer(x)
+        assert y.dtype == torch.bfloat16
+        y.float().square().sum().backward()
+        found[emulated] = [y.detach(), x.grad, *(weight.grad for weight in layer.parameters())]
+    for ours, torchs in zip(found[True], found[False], strict=True):
+        assert torch.equal(ours, ours.bfloat16().to(ours.dtype))
+        assert torch.dist(ours.float(), torchs.float()) < 0.02 * torchs.float().norm()
+
+
+def test_a_layers_own_forward_is_computed_where_bfloat16_is_emulated(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    monkeypatch.setattr(precision, "is_emulated", lambda: True)
+    plain, doubled = nn.Linear(1000, 500), Doubled(1000, 500)
+    doubled.load_state_dict(plain.state_dict())
+    choose_precisions(plain)
+    choose_precisions(doubled)
+    x = torch.ones(16, 1000)
+    with autocast("bf16", CPU), torch.no_grad():
+        torch.testing.assert_close(doubled(x), 2 * plain(x), atol=0.02, rtol=0.02)

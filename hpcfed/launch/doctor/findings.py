@@ -112,12 +112,12 @@ def bfloat16(ranks: Ranks, precision: str) -> list[Finding]:
     if named:
         who = f"node {join_few(without, SHOWN)} has no instructions for it, other nodes have"
     if precision != "bf16":
-        return [Finding("bfloat16", "ok", f"{who}: run.precision = 'bf16' would be slower")]
+        return [Finding("bfloat16", "ok", f"{who}: run.precision = 'bf16' would save no time")]
     return [
         Finding(
             "bfloat16",
             "warning",
-            f"{who}: run.precision = 'bf16' is emulated, and slower than float32",
+            f"{who}: run.precision = 'bf16' is emulated by float32 and saves no time",
             "set run.precision = 'float32', or use nodes with avx512_bf16 or amx_bf16",
         )
     ]
