@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from pictures import reduce_colours
 from runs import RESULTS
 
+from hpcfed.machine.processor import find_bfloat16
 from hpcfed.report.differences import t_interval
 from hpcfed.storage.results import load
 
@@ -83,11 +84,15 @@ def key(data: str, method: str, precision: str, seed: int) -> str:
 
 def figures(cell: str, path: Path) -> dict[str, Any]:
     """Mean accuracy of clients in the last round and in all evaluated ones, that of the worst
-    tenth, bytes that a client sends in a round, and the commit.
+    tenth, bytes that a client sends in a round, the commit, and the processor.
     """
     record = load(path)
     column = grid.COLUMNS[METHODS[cell.split("/")[1]][0]]
-    return {**grid.of_clients(record, column), "curve": curve(record.column(column))}
+    return {
+        **grid.of_clients(record, column),
+        "curve": curve(record.column(column)),
+        "processor": f"{record.header['hardware']['cpu']} ({find_bfloat16() or 'emulated'})",
+    }
 
 
 def curve(scores: np.ndarray) -> dict[str, float]:
@@ -124,12 +129,16 @@ def table(rows: Mapping[str, Any]) -> Iterator[str]:
                 everything += of_method
     if everything:
         yield line("all", "all", everything)
-    commits = sorted({row["commit"] for row in rows.values() if "commit" in row})
+    commits, processors = (
+        ", ".join(sorted({row[name] for row in rows.values() if name in row}))
+        for name in ("commit", "processor")
+    )
     total = sum(1 for _ in cells(SEEDS, DATA, list(METHODS)))
     yield ""
     yield (
         "Mean accuracy of clients in the last round, in points; difference: bf16 minus float32, "
-        f"with its 95 % interval. {len(rows)} of {total} runs. Commits: {', '.join(commits)}."
+        f"with its 95 % interval. {len(rows)} of {total} runs. Commits: {commits}. "
+        f"Processors, and what computes bfloat16 there: {processors}."
     )
 
 
