@@ -35,7 +35,8 @@ HEADS = (
     "p (Holm)",
     "kB up",
     "epochs",
-    "CPU seconds",
+    "virtual s",
+    "CPU s",
 )
 
 INTRODUCTION = """\
@@ -206,6 +207,7 @@ def table(runs: dict[str, Runs], baselines: dict[str, Runs]) -> list[str]:
             *difference_cells(over_matched, corrected[1].get(name)),
             f"{np.mean([row['up'] for row in by_seed]) / 1e3:,.1f}",
             f"{np.mean([row['epochs'] for row in by_seed]):.0f}",
+            f"{np.mean([row['virtual'] for row in by_seed]):,.0f}",
             f"{np.mean([row['cpu'] for row in by_seed]):.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
