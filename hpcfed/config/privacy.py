@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from hpcfed.config.conditions import SET, field, other_than
+from hpcfed.config.conditions import field, other_than
 from hpcfed.config.sections import Section
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class Privacy(Section):
     clip: PositiveFloat | None = field(None, used_if=ON)
     """Bound C: largest L2 norm of a client's upload, to which longer ones are scaled: of its update
     if the method sends models, otherwise of the values; with examples, of the gradient of each.
-    None: there is no bound, and no noise.
+    It has to be set.
     """
-    clipping: Literal["flat", "layers", "adaptive"] = field("flat", used_if=BOUNDED | {"clip": SET})
+    clipping: Literal["flat", "layers", "adaptive"] = field("flat", used_if=BOUNDED)
     """Flat: the bound is that of all tensors together; layers: each of L tensors has the bound
     clip / sqrt(L); adaptive: flat, and the bound follows a quantile of the clients' norms.
     """
@@ -129,8 +129,9 @@ class Privacy(Section):
 def refusals(job: Job) -> Iterator[str]:
     """Yield the reasons why no account of privacy can be kept of a job, and what to do."""
     privacy, method, selection = job.privacy, job.algorithm, job.selection
-    if privacy.by == "examples" and privacy.has_noise and privacy.clip is None:
-        yield "noise hides an example only if its gradient is bounded; set privacy.clip"
+    if privacy.by != "none" and privacy.clip is None:
+        bounded = "what it sends" if privacy.bounds else "each example's gradient"
+        yield f"it hides nothing unless {bounded} is bounded; set privacy.clip"
     if not privacy.bounds:
         return
     if method.in_virtual_time:
@@ -138,8 +139,6 @@ def refusals(job: Job) -> Iterator[str]:
             f"{method.name} works without rounds, and how often a client sends then depends on the "
             f"others; take a method that works in rounds, such as fedavg"
         )
-    if privacy.has_noise and privacy.clip is None:
-        yield "noise hides a client only if what it sends is bounded; set privacy.clip"
     if selection.by in ("size", "e3cs") or selection.reads_losses:
         yield (
             f"selection.by = {selection.by!r} chooses clients by their data, or by what they "

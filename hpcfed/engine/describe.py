@@ -251,8 +251,9 @@ def low_layers(least: Mapping[str, float], n: int) -> str:
 def privacy_lines(fed: Federation) -> list[str]:
     """Return lines about what is hidden, and what is not; [] if the job hides nothing."""
     privacy, account = fed.job.privacy, fed.account
-    if privacy.by == "none" or privacy.clip is None:
+    if privacy.by == "none":
         return []
+    assert privacy.clip is not None
     if privacy.bounds:
         weights = f"min(n, {privacy.cap:g})" if privacy.cap else "1"
         lines = [

@@ -21,7 +21,7 @@ def open_account(fed: Federation) -> None:
     """
     privacy = fed.job.privacy
     # bounded uploads need shapes that a trial learns, also without noise
-    if not (fed.rule or fed.account or (privacy.bounds and privacy.clip)):
+    if not (fed.rule or fed.account or privacy.bounds):
         return
     try:
         uploads = measure(fed).uploads

@@ -156,7 +156,8 @@ class PrivateGradient:
             check_stream(fed, (phase, t, client.id))
         self.fed, self.client, self.model, self.size = fed, client, skeleton.model, size
         self.names, self.leaves = names, [skeleton.parameters[name] for name in names]
-        self.clip, self.std = privacy.clip, fed.noise_multiplier * (privacy.clip or 0.0)
+        assert privacy.clip is not None
+        self.clip, self.std = privacy.clip, fed.noise_multiplier * privacy.clip
         self.draws = rng.torch_stream(
             fed.seed, phase, "privacy", t, client.id, device=skeleton.flat.device
         )
@@ -207,8 +208,6 @@ class PrivateGradient:
     def factors(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the factor of each example's gradient, at most 1, that clips it, [b]."""
         b = len(gradients[0])
-        if self.clip is None:
-            return torch.ones(b, device=gradients[0].device)
         squares = torch.zeros(b, dtype=torch.float64, device=gradients[0].device)
         for g in gradients:
             squares += sum_squares(g.reshape(b, -1))

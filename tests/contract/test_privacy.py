@@ -79,11 +79,10 @@ def test_cohorts_are_poisson_with_central_privacy_unless_the_job_says_otherwise(
 # What is exact
 
 
-@pytest.mark.parametrize("by", ["central", "local"])
-def test_without_bound_and_noise_a_run_is_the_plain_one_bit_for_bit(by: str):
-    plain = toy.run(Serial(), toy.job("scaffold", *MLP, *ALL, *UNIFORM))
-    private = toy.run(Serial(), toy.job("scaffold", *MLP, *ALL, "--privacy.by", by))
-    assert toy.differences(plain, private) == []
+@pytest.mark.parametrize("by", ["central", "local", "distributed", "correlated", "examples"])
+def test_without_a_bound_nothing_is_hidden_and_the_job_is_refused(by: str):
+    with pytest.raises(ConfigError, match=f"by = '{by}': it hides nothing.*set privacy.clip"):
+        toy.job("fedavg", *MLP, "--privacy.by", by)
 
 
 def test_a_bound_out_of_reach_changes_no_bit_of_local_privacy():

@@ -34,15 +34,15 @@ def install(fed: Federation) -> None:
     install_attack(fed)
     install_compression(fed)
     job, privacy = fed.job, fed.job.privacy
-    if privacy.by == "central" and privacy.clip:
+    if privacy.by == "central":
         fed.transforms.append(CentralBound(privacy))
         fed.rule = CentralMean(privacy, job.selection.by == "poisson")
-    if privacy.by == "local" and privacy.clip:
+    if privacy.by == "local":
         fed.transforms.append(LocalNoise(privacy))
-    if privacy.by == "distributed" and privacy.clip:
+    if privacy.by == "distributed":
         fed.transforms.append(Shares(privacy))
         fed.rule = DistributedMean(privacy, job.selection.by == "poisson")
-    if privacy.by == "correlated" and privacy.clip:
+    if privacy.by == "correlated":
         fed.transforms.append(CentralBound(privacy))
         fed.rule = CorrelatedMean(job)
     if privacy.has_noise:
