@@ -80,6 +80,22 @@ def test_only_what_the_job_or_the_command_personalises_changes(tmp_path, flags, 
     assert changed and all(name.startswith("model.head.") for name in changed)
 
 
+def test_after_a_schedule_that_falls_to_zero_a_new_client_still_learns(tmp_path):
+    """Without a rate it has that of the last round, and a given one is that of every step."""
+    cosine = ("--local.schedule", "cosine")
+    run = trained(tmp_path, patients(tmp_path), *SICK, *cosine)
+    alone = adapted(run, site(tmp_path))
+    assert differ(alone, hpcfed.load_model(run))
+    assert differ(adapted(run, site(tmp_path), "--lr", "0.5"), alone)
+
+
+def test_the_epochs_of_the_command_count_for_methods_with_rounds_of_their_own(tmp_path, capsys):
+    run = trained(tmp_path, patients(tmp_path), *SICK, method="fedasync")
+    capsys.readouterr()
+    adapted(run, site(tmp_path), "--epochs", "7")
+    assert "adapted (how = all, epochs = 7)" in capsys.readouterr().out
+
+
 def test_with_lora_each_matrix_changes_by_two_of_its_low_ranks(tmp_path):
     """W + B'A' - (W + BA) has the ranks of both products."""
     run = trained(tmp_path, patients(tmp_path), *SICK, "--models.lora", "1")

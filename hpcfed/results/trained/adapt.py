@@ -71,7 +71,11 @@ def command(
         if adapts:
             return {**job, "adapt": {**job["adapt"], **changes}}
         local = {**job["local"], **changes}
-        return {**job, "local": local | ({"steps": None} if epochs else {})}
+        if epochs is not None:
+            local["steps"] = None
+        if lr is not None:  # that of the adaptation, and not of a schedule's first round
+            local["schedule"] = "constant"
+        return {**job, "local": local}
 
     def adapted(source: Reader) -> str:
         saved = Saved(folder, source, (), own or (), change)
@@ -128,17 +132,20 @@ def new_client(saved: Saved, x: Any, y: np.ndarray, share: float, name: str) -> 
 def personalise(saved: Saved, client: Client) -> str:
     """Adapt the client's model, in place, and return how, in words."""
     fed, method, job = saved.fed, saved.method, saved.job
+    t = min(saved.t + 1, job.rounds - 1)  # schedules of learning rates end with the last round
     if job.adapt.how == "ewc":
         raise ConfigError("how = 'ewc' needs the run's public examples; give all, head or distil")
     plain_rounds = isinstance(method, RoundBased) and is_plain(method, "round")
     if job.adapt.how == "none" and plain_rounds:
-        method.local(fed, client, saved.state, saved.t + 1)
+        method.local(fed, client, saved.state, t)
         steps, epochs = job.local.steps, job.local.epochs
         amount = count_noun(steps, "step") if steps else count_noun(epochs, "epoch")
         return f"trained as a client of {method.name} in a round, {amount}"
     if job.adapt.how == "none":
-        fed.job = job.model_copy(update={"adapt": job.adapt.model_copy(update={"how": "all"})})
-    training.adapt(fed, client, saved.t + 1)
+        epochs = job.adapt.epochs if job.local.steps else job.local.epochs
+        how = job.adapt.model_copy(update={"how": "all", "epochs": epochs})
+        fed.job = job.model_copy(update={"adapt": how})
+    training.adapt(fed, client, t)
     return f"adapted (how = {fed.job.adapt.how}, epochs = {fed.job.adapt.epochs})"
 
 
