@@ -160,7 +160,9 @@ def fields_in_vain(job: Job) -> Iterator[str]:
         idle = effects.idle(name) if name in usual and value != usual[name] else None
         if idle and not idle.refused:
             level = next((i for i, layer in enumerate(layers) if has_field(layer, name)), None)
-            deciding = (i for i, at in enumerate(layers) for by in idle.by if has_field(at, by))
+            further = (effects.idle(by) for by in idle.by)  # what decides about those fields
+            decisive = {*idle.by, *(by for other in further if other for by in other.by)}
+            deciding = (i for i, at in enumerate(layers) for by in decisive if has_field(at, by))
             if level is not None and level <= min(deciding, default=level):
                 yield f"{name} = {format_value(value)} has no effect with {idle.why}"
 

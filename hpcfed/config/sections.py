@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic import NonNegativeFloat as NonNegative
 
 from hpcfed.config.conditions import SET, UNSET, above, at_most, field, other_than
+from hpcfed.config.datasets import PARTITIONS
 from hpcfed.config.limits import (
     Count,
     FileName,
@@ -38,6 +39,7 @@ class Section(Limited):
 # the data are divided among clients, who do not make their own; by a partition drawn here
 DIVIDED = {"name": other_than("synthetic")}
 DRAWN = {"name": other_than("synthetic"), "partition_file": None}
+BY_CLASS = {**DRAWN, "partition": tuple(n for n, one in PARTITIONS.items() if one.by_class)}
 OF_IMAGES = {"data.name": other_than("synthetic")}
 
 
@@ -124,9 +126,9 @@ class Data(Section):
         "inner-dirichlet",
         "pathological",
         "distribution",
-    ] = "dirichlet"
+    ] = field("dirichlet", used_if=DRAWN, refused=False)
     """How the training examples are assigned to clients (`hpcfed list partitions`)."""
-    partition_by: Literal["label", "client"] = "label"
+    partition_by: Literal["label", "client"] = field("label", used_if=BY_CLASS, refused=False)
     """What partitions by class use as classes: labels, or any column (columns.client, or the data's
     users).
     """
@@ -170,7 +172,7 @@ class Data(Section):
     """Synthetic: alpha, how much the clients' models differ, and beta, how much their inputs do."""
     examples: PositiveInt | None = field(None, used_if={"name": "synthetic"}, refused=False)
     """Synthetic: training examples of each client, instead of log-normal sizes."""
-    halve: Share = field(0.0, used_if=DIVIDED)
+    halve: Share = field(0.0, used_if=DRAWN)
     """Share of the clients that keep only half of their examples."""
     domains: Names = field((), used_if=DIVIDED)
     """Natural clients (columns.client, or the data's users) whose examples are used, by name; none:
@@ -190,14 +192,14 @@ class Data(Section):
     """Share of each client's training examples, drawn, that have no label and are not used."""
     partition_file: FileName | None = field(None, used_if=DIVIDED)
     """Load the partition from this file instead of drawing it."""
-    train_limit: PositiveInt | None = field(None, used_if=DIVIDED)
+    train_limit: PositiveInt | None = field(None, used_if=DRAWN)
     """Total number of training examples that are used, drawn class by class; none: all."""
-    imbalance: Annotated[float, Field(ge=1, le=1e6)] = field(1.0, used_if=DIVIDED)
+    imbalance: Annotated[float, Field(ge=1, le=1e6)] = field(1.0, used_if=DRAWN)
     """Long tail: class c keeps the share imbalance^(-c / (C - 1)) of its training examples, at
     least one, so that the first class is `imbalance` times as frequent as the last. 1: all are
     kept.
     """
-    sort_clients: bool = field(False, used_if=DIVIDED)
+    sort_clients: bool = field(False, used_if=DRAWN)
     """Number the clients by their most frequent label, then by the mean of their labels, so that
     neighbours in number (a block of the day, a ring) hold similar labels.
     """
@@ -219,7 +221,7 @@ class Data(Section):
     """Folder of images, hf: scale images to this height and width in pixels; 0: all have one
     size.
     """
-    test_share: Annotated[float, Gt(0), Le(1e6)] = 0.3
+    test_share: Annotated[float, Gt(0), Le(1e6)] = field(0.3, used_if=DRAWN, refused=False)
     """Size of a client's test set as a share of its training set; natural clients of data whose
     test examples name their users have all of those instead.
     """
@@ -261,7 +263,7 @@ class Columns(Section):
     """
     test: str = ""
     """Column that says which examples are tests: test, true or 1; train, false or 0."""
-    inputs: Names = ()
+    inputs: Names = field((), used_if={"text": UNSET})
     """Input columns, separated by commas; default: all without another role."""
     ignore: Names = ()
     """Columns that are not used."""

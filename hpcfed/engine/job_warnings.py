@@ -27,6 +27,7 @@ def warnings(job: Job, world: World) -> tuple[str, ...]:
         *world.data.notes,
         *merged_users(job, world),
         *odd_labels(job, world),
+        *texts_in_vain(job, world),
         *odd_settings(job),
     )
 
@@ -68,14 +69,15 @@ def odd_labels(job: Job, world: World) -> list[str]:
         for k, client_labels in enumerate(labels)
         if len(client_labels) > 1 and client_labels.min() == client_labels.max()
     ]
+    scheme = PARTITIONS[job.data.partition]
     # by class, clients of a single label are intended, or nothing unusual
-    if alike and len(np.unique(y)) > 1 and not PARTITIONS[job.data.partition].by_class:
+    if alike and len(np.unique(y)) > 1 and not scheme.by_class:
         lines.append(
             f"{name}: all training examples of {count_noun(len(alike), 'client')} have one label "
             f"(client {join_few(alike, FEW)}), so that local accuracy says little there; check "
             f"data.partition = {job.data.partition!r}, unless that is meant"
         )
-    used = job.data.partition == "natural" or job.data.partition_by == "client"
+    used = scheme.by_user or (scheme.by_class and job.data.partition_by == "client")
     if job.columns.client and not used and not job.data.partition_file:
         lines.append(
             f"{name}: column {job.columns.client!r} names clients, but data.partition = "
@@ -83,6 +85,19 @@ def odd_labels(job: Job, world: World) -> list[str]:
             f"'natural' for one client each"
         )
     return lines
+
+
+def texts_in_vain(job: Job, world: World) -> list[str]:
+    """Return warnings about settings of texts beside data that have none, one line each."""
+    if world.data.text:
+        return []
+    stated = job.origins()
+    return [
+        f"data.{field} is for texts, and {data_name(job.data.model_dump())} has none: it has no "
+        f"effect"
+        for field in ("vocabulary", "tokens")
+        if f"data.{field}" in stated
+    ]
 
 
 def odd_settings(job: Job) -> list[str]:

@@ -235,6 +235,19 @@ VAIN = "data.alpha = 0.1 has no effect with data.partition = 'iid'"
             {},
             ["data.examples = 20 has no effect with data.name = 'digits'"],
         ),
+        (SKEWED + "alpha = 0.1\ntest_share = 0.5", "--data.partition_file p.h5", {}, []),
+        (
+            "",
+            "--data.partition_file p.h5 --data.partition iid --data.test_share 0.5",
+            {},
+            ['data.partition = "iid" has no effect with data.p', "data.test_share = 0.5 has no "],
+        ),
+        (
+            IID,
+            "--data.partition_by client",
+            {},
+            ["data.partition_by = \"client\" has no effect with data.partition = 'iid'"],
+        ),
     ],
 )
 def test_a_field_of_another_partition_is_refused_as_without_effect(

@@ -510,6 +510,7 @@ def test_a_field_has_an_effect_with_the_partitions_that_take_it():
         name: {partition for partition, one in PARTITIONS.items() if name in one.fields}
         for name in {name for one in PARTITIONS.values() for name in one.fields}
     }
+    taken["partition_by"] = {partition for partition, one in PARTITIONS.items() if one.by_class}
     stated = {
         name: set(check.bound)
         for name, parts in conditions(Data).items()

@@ -442,6 +442,19 @@ def test_there_can_be_one_gpu_per_rank(sweep, monkeypatch):
     assert pool.runs_at_once(replace(sweep, ranks=4, runs=on_cores)) == 3
 
 
+def test_options_of_an_array_job_without_one_are_refused_and_nothing_starts(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", *HOMOGENEOUS, "--seed", "0,1", "--out", "s"]
+    assert main([*words, "--time", "10:00", "--ntasks-per-node", "1"]) == 2
+    message = capsys.readouterr().err
+    assert "--ntasks-per-node, --time: of an array job, but without --submit" in message
+    assert main([*words, "--submit", "--task", "1", "--dry-run"]) == 2
+    assert "--task 1 does one run here, and --submit hands all" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [

@@ -20,7 +20,7 @@ from hpcfed.config.load import Importable
 from hpcfed.core.errors import CheckpointError, ConfigError, printable
 from hpcfed.core.exit_status import DONE, FAULT, RESUME_ME
 from hpcfed.core.tables import console, table
-from hpcfed.core.wording import count_noun
+from hpcfed.core.wording import count_noun, join_few
 from hpcfed.engine import changed_code
 from hpcfed.engine.folder import make
 from hpcfed.launch.sweep.grid import (
@@ -72,6 +72,7 @@ def sweep(
     """
     check_counts(ranks, at_once, trials)
     check_prune(prune, search)
+    check_batch(submit, task, batch)
     if search or trials:
         refuse_search(words, overlays or (), search, task, submit, dry_run)
         spans, n = ranges(words, overlays or ()), trials or TRIALS
@@ -392,6 +393,24 @@ def submit_sweep(definition: Sweep, dry_run: bool, **asked: Any) -> str:
     make(definition.folder)
     write(definition)
     return batch.submit(definition, text)
+
+
+def check_batch(submit: bool, task: int | None, batch: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options of an array job without one, or for one of its tasks alone.
+
+    batch: the options by name; those that are not given are None, and nodes is 1.
+    """
+    given = [name for name, value in batch.items() if (name, value) != ("nodes", 1)]
+    given = [f"--{name.replace('_', '-')}" for name in given if batch[name] is not None]
+    if given and not submit:
+        raise ConfigError(
+            f"sweep: {join_few(given, 3)}: of an array job, but without --submit the runs start "
+            f"here, now; add --submit, or remove {'it' if len(given) == 1 else 'them'}"
+        )
+    if submit and task is not None:
+        raise ConfigError(
+            f"sweep: --task {task} does one run here, and --submit hands all to Slurm; remove one"
+        )
 
 
 def select_tasks(definition: Sweep, task: int | None) -> Sequence[int]:
