@@ -453,7 +453,7 @@ def warn_of_short_run(fed: Federation, field: str, never: str, begins: int | Non
     begins = value if begins is None else begins
     if begins >= rounds:
         fed.warnings.say(
-            f"warning: {method.name}: {never}, because algorithm.{field} = {value} and the job "
+            f"{method.name}: {never}, because algorithm.{field} = {value} and the job "
             f"has {rounds} rounds; it needs at least {begins + 1} rounds"
         )
 

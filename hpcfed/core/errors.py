@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+WARNING = "hpcfed: warning: "  # before each warning on stderr
 FEW = 12  # most names that a message lists in full
 # maximum lines and characters per line of a message; only users' input makes it longer
 LINES, WIDTH = 60, 2000

@@ -85,9 +85,9 @@ def time_and_disk(job: Job, facts: World, fed: Federation) -> list[str]:
             f"server's work come on top)"
         )
     total = sum(fed.store.layout(name).size * 4 for name in facts.architectures)
-    clients = "no weights of clients" if fed.store.stateless else f"{size(total)} of weights"
+    clients = "" if fed.store.stateless else f"{size(total)} of weights, "
     lines.append(
-        f"checkpoints: each has {clients}, beside the server's state and what clients remember; "
+        f"checkpoints: each has {clients}the server's state and what clients remember; "
         f"up to {(job.checkpoint.keep or KEEP) + 1} are on disk"
     )
     return lines

@@ -149,7 +149,7 @@ class Loop:
         if not self.checkpoints.saver.exists:
             raise everywhere(WriteError(refused))
         self.rounds.fed.warnings.say(
-            f"warning: {refused}\n  the end is not on disk; make room, and continue with --resume "
+            f"{refused}\n  the end is not on disk; make room, and continue with --resume "
             f"{self.folder}"
         )
         return RESUME_ME

@@ -90,8 +90,7 @@ class Output:
             if self.rounds.fed.job.checkpoint.required:
                 raise
             self.rounds.fed.warnings.say(
-                f"warning: {error}\n"
-                "  results stay in memory, and are written as soon as that can be done"
+                f"{error}\n  results stay in memory, and are written as soon as that can be done"
             )
 
     def finish(self, ended: str) -> str:

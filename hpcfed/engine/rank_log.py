@@ -64,6 +64,6 @@ class RankLog:
         except OSError as error:
             self.active = False
             self.fed.warnings.say(
-                f"warning: {self.path}: cannot be written: {error.strerror}; the run continues "
+                f"{self.path}: cannot be written: {error.strerror}; the run continues "
                 "without this rank's log"
             )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from hpcfed.algorithms.base import common_name, keeps_weights, shares_all
+from hpcfed.algorithms.base import common_name, shares_all
 from hpcfed.algorithms.events import EventBased
 from hpcfed.core.payload import from_tree, row_major, to_tree
 from hpcfed.engine.balance import Balance
@@ -207,7 +207,6 @@ class Rounds:
         state: State = arranged(algorithm.init(fed), fed.device)
         self.fed, self.algorithm, self.state = fed, algorithm, state
         self.t, self.run_id = 0, ""
-        fed.store.stateless = not keeps_weights(algorithm, fed)
         fed.job = stacked.resolve_engine(fed, algorithm, on_gpus(fed))
         fed.turns.grouping = partial(stacked.groups, fed, algorithm)
         self.evaluation = Evaluation(fed, algorithm)

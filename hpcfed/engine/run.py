@@ -137,16 +137,16 @@ def check_rounds(job: Job, done: int, folder: Path) -> None:
 def warn(fed: Federation, decided: World) -> None:
     """Say the warnings about job and data, and about ranks without clients, which stay idle."""
     for line in decided.warnings:
-        fed.warnings.say(f"warning: {line}")
+        fed.warnings.say(f"{line}")
     if fed.job.run.precision == "bf16" and fed.device.type == "cpu" and find_bfloat16() == "":
         fed.warnings.say(
-            "warning: this processor has no instructions for bfloat16 (avx512_bf16, amx_bf16): "
+            "this processor has no instructions for bfloat16 (avx512_bf16, amx_bf16): "
             "run.precision = 'bf16' is emulated by float32 and saves no time; set run.precision = "
             "'float32' unless you want the results of bfloat16"
         )
     idle = fed.comm.size - len(set(fed.placement.ranks))
     if idle and not fed.job.dry_run:  # the plan says it
-        fed.warnings.say(f"warning: {idle} of {fed.comm.size} ranks have no client and are idle")
+        fed.warnings.say(f"{idle} of {fed.comm.size} ranks have no client and are idle")
 
 
 def keep_partition(world: World, folder: Path, rounds: Rounds) -> None:
@@ -157,13 +157,11 @@ def keep_partition(world: World, folder: Path, rounds: Rounds) -> None:
     try:
         check_seal(path)
     except (DataError, OSError):
-        rounds.fed.warnings.say(
-            f"warning: {path}: damaged or missing; it is written again from memory"
-        )
+        rounds.fed.warnings.say(f"{path}: damaged or missing; it is written again from memory")
         try:
             world.partition.save(path, rounds.run_id)
         except WriteError as error:
-            rounds.fed.warnings.say(f"warning: {error}")
+            rounds.fed.warnings.say(f"{error}")
 
 
 def open_results(
@@ -180,11 +178,7 @@ def open_results(
     memory: all rows, if this rank 0 has them in memory from before another rank's death.
     """
     header, rows = describe.header(job, world, rounds), rows or {}
-    arrays, say = describe.arrays(world, rounds), rounds.fed.warnings.say
-
-    def warn(text: str) -> None:
-        say(f"warning: {text}")
-
+    arrays, warn = describe.arrays(world, rounds), rounds.fed.warnings.say
     if rounds.t > len(rows):
         results = Results.resume(folder, rounds.t, header, rows, arrays, memory, warn)
         # only now: it may remove a copy that `resume` needed

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hpcfed.algorithms.base import keeps_weights
 from hpcfed.clients.client import Client, Clients, LazyClient, Shard, concat_shards
 from hpcfed.clients.store import ClientStore
 from hpcfed.core.architecture import Architecture
@@ -90,6 +91,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         modalities=lambda: world.held.train if world.held else (),
         edges=world.edges,
     )
+    store.stateless = not keeps_weights(job.algorithm, fed)
     if choice.warning:
         fed.warnings.say(choice.warning)
     install(fed)

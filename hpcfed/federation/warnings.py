@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpcfed.core.errors import format_error
+from hpcfed.core.errors import WARNING, format_error
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -39,7 +39,7 @@ class Warnings:
             self.waiting.append(message)
             return
         with suppress(OSError):  # if the disk of a log is full, the run continues
-            print(format_error(f"hpcfed: {message}"), file=sys.stderr, flush=True)
+            print(format_error(f"{WARNING}{message}"), file=sys.stderr, flush=True)
 
     def print_all(self, by_rank: Sequence[Sequence[str]]) -> None:
         """Print the waiting messages of each rank, [R], on rank 0; no message waits afterwards.

@@ -24,7 +24,7 @@ from hpcfed.config.layers import PREFIX
 from hpcfed.config.load import Given, load
 from hpcfed.config.write import to_toml
 from hpcfed.core import user_code
-from hpcfed.core.errors import CheckpointError, ConfigError, HpcfedError, StoppedError
+from hpcfed.core.errors import WARNING, CheckpointError, ConfigError, HpcfedError, StoppedError
 from hpcfed.core.exit_status import DONE, RESUME_ME, as_shells_count
 from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance.supervise import MAIN, Process
@@ -210,7 +210,7 @@ def watch(child: subprocess.Popen[bytes], job: Any, said: Path) -> None:
             over = child.poll() is not None
             lines = said.read_text(encoding="utf-8", errors="replace").splitlines()
             for line in lines[position : len(lines) if over else -1]:
-                if line.startswith(f"{SAYS}warning: "):
+                if line.startswith(WARNING):
                     print(line, file=sys.stderr, flush=True)
             position = max(position, len(lines) - (not over))
             shown.show(rounds_of(place, begun))
@@ -232,9 +232,7 @@ def reason(text: str, status: int) -> str:
     """Return the ranks' message about why they ended: hpcfed's, or else their last lines."""
     lines = text.splitlines()
     starts = [
-        i
-        for i, line in enumerate(lines)
-        if line.startswith(SAYS) and not line.startswith(f"{SAYS}warning: ")
+        i for i, line in enumerate(lines) if line.startswith(SAYS) and not line.startswith(WARNING)
     ]
     if not starts:
         last = [line for line in lines if line.strip()][-LINES:]

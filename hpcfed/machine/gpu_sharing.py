@@ -95,7 +95,7 @@ def check_sharing(shared: Mapping[int, Sequence[int]], allowed: int | None) -> s
     if allowed or len(most) < 2:
         return ""
     return (
-        f"warning: ranks {ranks} share one GPU; one rank a GPU is usual, run.ranks_per_gpu = "
+        f"ranks {ranks} share one GPU; one rank a GPU is usual, run.ranks_per_gpu = "
         f"{len(most)} says that "
         f"it is meant; {MPS}"
     )

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from hpcfed.core.errors import HpcfedError, format_error, printable
+from hpcfed.core.errors import WARNING, HpcfedError, format_error, printable
 from hpcfed.core.tables import console
 from hpcfed.results import summary
 from hpcfed.results.columns import format_metric, main_metric, title_metric
@@ -269,7 +269,7 @@ class Progress(Display):
                 self.console.print(f"picture: {printable(picture(record, self.folder))}")
         except (OSError, HpcfedError) as error:  # the run is done, and its results are there
             with suppress(OSError):
-                text = format_error(f"hpcfed: warning: no picture or table: {error}")
+                text = format_error(f"{WARNING}no picture or table: {error}")
                 print(text, file=sys.stderr, flush=True)
 
 

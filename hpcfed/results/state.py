@@ -86,7 +86,8 @@ def current_state(record: Record, folder: Path, now: float) -> tuple[str, float 
     """Return whether a run is finished, running or ended early, and since when.
 
     A run whose ranks are killed leaves its lock, whose holder is known to be dead at once on the
-    same machine, and heartbeat files, which become old; one that ends in order removes both.
+    same machine, and heartbeat files, which become old; one that ends in order removes both. A run
+    within another program, as hpcfed.run in a notebook, writes no heartbeat.
     """
     if complete(record):
         return FINISHED, modified_at(record.path)
@@ -99,6 +100,8 @@ def current_state(record: Record, folder: Path, now: float) -> tuple[str, float 
         killed = os.path.exists(names.lock_file(folder)) and lock.find_holder(folder) is None
         fresh = now - max(signs) < SIGNS and not killed
         return (RUNNING, None) if fresh else (STALE, max(signs))
+    if lock.find_holder(folder):
+        return RUNNING, None
     last = modified_at(record.path)
     if record.header.get("ended"):
         return STOPPED, last

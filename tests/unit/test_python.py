@@ -286,6 +286,11 @@ def test_each_mistake_is_one_message(arguments, message):
     assert not os.path.exists("run")
 
 
+def test_the_reason_of_an_end_is_no_warning_that_came_before_it():
+    said = "hpcfed: warning: log.energy: no counters\nhpcfed: rank 0 of 2: the loss is nan\n  more"
+    assert python.reason(said, 1) == "rank 0 of 2: the loss is nan\n  more"
+
+
 def test_classes_of_a_script_and_launched_scripts_are_refused_on_several_ranks(monkeypatch):
     with pytest.raises(hpcfed.ConfigError, match=r"\w+:Mine is defined in this script or notebook"):
 

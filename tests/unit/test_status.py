@@ -88,6 +88,15 @@ def test_a_killed_run_is_detected_at_once_by_its_lock(tmp_path):
         assert states.state(run).word == word
 
 
+def test_a_run_within_another_program_is_running_while_that_holds_its_lock(tmp_path):
+    """It writes no signs, for its watchdog is off."""
+    run = written(results(tmp_path / "run"), 4)
+    assert lock.put(names.lock_file(run), lock.this_process(""))
+    assert states.state(run).word == "running"
+    names.lock_file(run).unlink()
+    assert states.state(run).word == "ended early"
+
+
 def test_a_run_without_signs_has_ended_and_says_how(tmp_path):
     for ended, rounds, word in [
         ("stopped", 4, "stopped"),

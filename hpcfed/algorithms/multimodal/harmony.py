@@ -98,7 +98,7 @@ class Harmony(RoundBased):
             warn_of_short_run(fed, "stage1_rounds", "no modalities are fused")
         if several and self.clusters >= fusing:
             fed.warnings.say(
-                f"warning: harmony: classifiers are hardly averaged, because there are "
+                f"harmony: classifiers are hardly averaged, because there are "
                 f"algorithm.clusters = {self.clusters} for the {fusing} clients with several "
                 f"modalities in a round; set fewer clusters"
             )

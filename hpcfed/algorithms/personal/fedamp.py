@@ -129,7 +129,7 @@ class FedAMP(RoundBased):
         paid = fed.gather({i: 1 - float(row[i]) for i, row in rows.items()})
         if len(paid) > 1 and max(paid.values()) < NOTHING:
             fed.warnings.say(
-                "warning: fedamp: no client pays attention to another one, because all "
+                "fedamp: no client pays attention to another one, because all "
                 f"models are further apart than algorithm.sigma = {self.sigma:g}; set it to their "
                 f"usual squared distance"
             )

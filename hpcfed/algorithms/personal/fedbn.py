@@ -51,7 +51,7 @@ class FedBN(RoundBased):
         if not layers:
             what = "batch normalisation" if self.norms == "batch" else "normalisation"
             fed.warnings.say(
-                f"warning: {architecture} has no layers of {what}, so that nothing stays with "
+                f"{architecture} has no layers of {what}, so that nothing stays with "
                 f"clients, and fedbn is fedavg"
             )
         return fed.initial(lambda name: name.rpartition(".")[0] not in layers)

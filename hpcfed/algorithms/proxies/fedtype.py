@@ -137,7 +137,7 @@ class FedType(WithProxy):
             return
         if self.k_reg >= fed.classes:
             fed.warnings.say(
-                f"warning: fedtype: algorithm.k_reg = {self.k_reg} of {fed.classes} classes cost "
+                f"fedtype: algorithm.k_reg = {self.k_reg} of {fed.classes} classes cost "
                 f"nothing, so that lam_small, lam_large and adapt have no effect; set a smaller one"
             )
         apart = [round(self.calibration * n) for n in fed.sizes]
@@ -145,7 +145,7 @@ class FedType(WithProxy):
         few = sum(not conformal.enough(int(n), self.alpha) for n in sizes)
         if few:
             fed.warnings.say(
-                f"warning: fedtype: {few} of {fed.K} clients have too few examples to calibrate "
+                f"fedtype: {few} of {fed.K} clients have too few examples to calibrate "
                 f"on: with algorithm.alpha = {self.alpha:g} their sets hold all classes, and "
                 f"their private models do not imitate; set a larger algorithm.calibration or alpha"
             )

@@ -78,7 +78,7 @@ class Checkpoints:
             raise everywhere(failure)
         if error:
             warnings.say(
-                f"warning: no checkpoint of round {self.saver.about.rounds}: {error}\n"
+                f"no checkpoint of round {self.saver.about.rounds}: {error}\n"
                 "  the run continues and tries again when the next one is due; "
                 f"{warnings.last_checkpoint}"
             )

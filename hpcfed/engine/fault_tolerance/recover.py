@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm import ulfm
-from hpcfed.core.errors import CheckpointError, HpcfedError, RankLost, printable
+from hpcfed.core.errors import WARNING, CheckpointError, HpcfedError, RankLost, printable
 from hpcfed.core.exit_status import FAULT, RESUME_ME
 from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance import resume, snapshot
@@ -136,7 +136,7 @@ class Course:
         copy = buddy.restore(rounds.fed) if buddy and self.begun else None
         if buddy and copy and not comm.bcast(comm.rank == 0 and self.records.cover(run, copy)):
             rounds.fed.warnings.say(
-                f"warning: {names.results_file(run)}: damaged or missing; rounds are repeated, so "
+                f"{names.results_file(run)}: damaged or missing; rounds are repeated, so "
                 "that none is without a record"
             )
             buddy.kept, copy = [], None
@@ -221,7 +221,7 @@ def make_buddy_copy(job: Job, comm: Comm) -> BuddyCopy | None:
             else "the run needs mpirun --with-ft ulfm for that"
         )
         print(
-            printable(f"hpcfed: warning: checkpoint.mirror is of no use: {why}; nothing is copied"),
+            printable(f"{WARNING}checkpoint.mirror is of no use: {why}; nothing is copied"),
             file=sys.stderr,
         )
     return None

@@ -34,7 +34,7 @@ def restore(rounds: Rounds, path: Path, needed: bool = True) -> None:
     for index in map(Path, indices):
         if damage:
             fed.warnings.say(
-                f"warning: {damage}\n  so the run continues from the checkpoint before it, {index}"
+                f"{damage}\n  so the run continues from the checkpoint before it, {index}"
             )
         damage = read(rounds, index)
         if not damage:

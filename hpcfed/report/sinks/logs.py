@@ -101,6 +101,5 @@ class Logs:
     def drop(self, name: str, error: Exception) -> None:
         self.sinks.pop(name, None)
         self.say(
-            f"warning: log.{name}: {error or type(error).__name__}\n  the run continues without "
-            f"that log"
+            f"log.{name}: {error or type(error).__name__}\n  the run continues without that log"
         )

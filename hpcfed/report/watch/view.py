@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.core.errors import printable
+from hpcfed.core.errors import WARNING, printable
 from hpcfed.core.paths import tail
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.results.columns import (
@@ -33,7 +33,6 @@ from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, Record
 
-MARK = "hpcfed: warning: "  # prefix of a run's warnings on stderr
 FEW = 5  # clients that are named
 TAIL = 65536  # bytes at the end of a log that are searched
 
@@ -148,5 +147,7 @@ def last_log_warning(folder: Path) -> list[str]:
     path = names.log_file(folder.parent, folder.name)
     if not sweeps.exists(folder.parent) or not os.path.isfile(path):
         return []
-    lines = [line.partition(MARK)[2] for line in tail(path, TAIL).splitlines() if MARK in line]
+    lines = [
+        line.partition(WARNING)[2] for line in tail(path, TAIL).splitlines() if WARNING in line
+    ]
     return lines[-1:]
