@@ -330,7 +330,8 @@ class Rounds:
         fed.clock.heartbeat.expect(len(evaluation.cohort))
         if fed.store.kept.away:
             fed.store.prefetch(k for k in self.schedule.next_clients(t) if k in fed.clients)
-        due = (t + 1) % evaluate.every == 0 or t + 1 == fed.job.rounds
+        last = t + 1 == fed.job.rounds or bool(fed.account and fed.account.may_end)
+        due = last or (t + 1) % evaluate.every == 0
         before = evaluation.before(cohort, self.state) if due and evaluate.before else {}
         judged = evaluation.clients_to_evaluate(cohort) if due else []
         early: dict[int, Score] = {}

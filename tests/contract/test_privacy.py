@@ -226,6 +226,16 @@ def test_a_run_ends_before_the_round_that_would_exceed_its_budget_and_continues_
     assert more.identity() == job.identity()
 
 
+def test_a_round_that_is_the_last_by_its_budget_is_evaluated():
+    flags = ("--privacy.epsilon", "9", "--evaluate.every", "100", "--rounds", "40")
+    rounds = toy.start(Serial(), toy.job("fedavg", *MLP, *CENTRAL, *NOISE, *RDP, *flags))
+    rows = []
+    while not rounds.over:
+        rows.append(rounds.step()[0])
+    evaluated = [not math.isnan(row["rounds/accuracy_pooled"]) for row in rows]
+    assert 2 < len(rows) < 40 and evaluated[-1] and not all(evaluated)
+
+
 def test_a_run_with_calculated_noise_depends_on_its_rounds_and_its_epsilon():
     def identity(*flags: str) -> dict:
         return toy.job("fedavg", *MLP, *CENTRAL, *flags).identity()

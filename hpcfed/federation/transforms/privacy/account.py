@@ -145,6 +145,13 @@ class Account:
             f"make it {self.ahead:.4g}, above privacy.epsilon = {self.budget:g}"
         )
 
+    @property
+    def may_end(self) -> bool:
+        """Whether the coming round may be the last: another one costs no more than it."""
+        if self.budget is None or self.target:
+            return False
+        return self.ahead + (self.ahead - self.spent) > self.budget
+
     def facts(self) -> dict[str, Any]:
         """Return what has to be said with each epsilon, for readers of results."""
         return {
