@@ -496,7 +496,9 @@ class Run(Section):
     """Relative speed of each rank, or of each node, by which clients are placed. Default: equal.
     """
     rebalance: Count = 2
-    """Move clients between ranks by measured cost after this many rounds; 0: never."""
+    """Move clients between ranks by measured cost after this many rounds, once clients of all
+    architectures have trained; 0: never.
+    """
     on_client_fault: Literal["stop", "drop"] = "stop"
     """A client that diverges, runs out of memory or has bad data ends the run, or leaves the
     round.

@@ -77,11 +77,12 @@ class Balance:
     """Measured training times of clients, and moves of clients that make rounds shorter.
 
     seconds: [K], training seconds per example on a rank of speed 1; nan: not measured yet.
+    kinds: the architectures of all clients.
     """
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
-        self.seconds = np.full(fed.K, np.nan)
+        self.seconds, self.kinds = np.full(fed.K, np.nan), {*fed.architectures}
         self._rates: dict[str, float] = {}  # architecture -> last measured seconds per example
 
     def measure(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
@@ -98,6 +99,11 @@ class Balance:
             by_kind[self.fed.architectures[k]].append(self.seconds[k])
         self._rates |= {kind: float(np.median(seconds)) for kind, seconds in by_kind.items()}
 
+    @property
+    def knows_all(self) -> bool:
+        """Whether clients of every architecture have trained."""
+        return self._rates.keys() >= self.kinds
+
     def deal(self, cohort: list[int]) -> None:
         """Distribute the cohort evenly over all ranks, in complete groups; collective."""
         groups, placement = self.fed.turns.grouping(cohort), self.fed.placement
@@ -109,12 +115,15 @@ class Balance:
     def rebalance(self) -> int:
         """Move clients between ranks by measured cost if that pays; collective.
 
-        Returns the number of clients that moved; 0 until every client has trained.
+        A client that has not trained yet costs as much per example as others of its architecture.
+        Returns the number of clients that moved; 0 until every architecture has trained.
         """
-        if not np.isfinite(self.seconds).all():  # some client has not trained yet
+        if not self.knows_all:
             return 0
         ranks = self.fed.placement.ranks
-        costs = (self.seconds * self.fed.sizes).tolist()  # of one epoch
+        of_kind = np.array([self._rates[kind] for kind in self.fed.architectures])
+        seconds = np.where(np.isfinite(self.seconds), self.seconds, of_kind)
+        costs = (seconds * self.fed.sizes).tolist()  # of one epoch
         new = better(costs, ranks, self.fed.placement.speeds)
         moves = {k: new[k] for k in range(self.fed.K) if new[k] != ranks[k]}
         move(self.fed, moves)

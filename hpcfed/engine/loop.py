@@ -43,6 +43,7 @@ class Loop:
         self.rounds, self.folder, self.course = rounds, folder, course
         self.rank_log = rank_log
         self.job, self.comm, self.first = rounds.fed.job, rounds.fed.comm, rounds.t
+        self.rebalances = self.job.run.rebalance > 0  # until it has been done
         self.output = Output(rounds, results, progress, log, course, callback)
         self.checkpoints = Checkpoints(rounds, folder, results, course)
 
@@ -84,7 +85,7 @@ class Loop:
                 checkpoints.save()
             if flags["stop"] and not rounds.over:
                 return self.stop_for_signal()
-            if self.job.run.rebalance and rounds.t - self.first == self.job.run.rebalance:
+            if self.rebalances and rounds.t - self.first >= self.job.run.rebalance:
                 self.rebalance()
         if checkpoints.saved_t < rounds.t:
             checkpoints.save()
@@ -106,7 +107,10 @@ class Loop:
             self.rank_log.round(self.rounds.t)
 
     def rebalance(self) -> None:
-        """Move clients between ranks by measured cost; collective."""
+        """Move clients between ranks by measured cost, once they have been measured; collective."""
+        if not self.rounds.balance.knows_all:
+            return
+        self.rebalances = False
         self.output.progress.report_moves(self.rounds.balance.rebalance())
         if self.output.results:
             self.output.results.header["placement"] = describe.placement_of(self.rounds)

@@ -163,16 +163,20 @@ def test_clients_that_receive_everything_hold_no_weights_between_rounds():
 def test_clients_are_moved_only_if_it_saves_time():
     def moved(comm, seconds):
         rounds = started("local", comm=comm)
-        rounds.balance.seconds = np.array(seconds) / np.array(toy.SIZES)
+        ids = np.flatnonzero(np.isfinite(seconds))  # of the clients that have trained
+        took, sizes = np.array(seconds, dtype=float)[ids], np.array(toy.SIZES)[ids]
+        rounds.balance.measure(ids, {"seconds": took, "examples": sizes})
         return rounds.balance.rebalance(), rounds.fed.placement.ranks, sorted(rounds.fed.clients)
 
     placed = spmd(2, lambda comm: moved(comm, toy.SIZES))
     assert [count for count, *_ in placed] == [0, 0]  # as estimated
     count, placement, _ = spmd(2, lambda comm: moved(comm, (32, 1, 1, 1, 1, 1)))[0]
     assert count > 0 and placement.count(placement[0]) == 1
-    assert (
-        spmd(2, lambda comm: moved(comm, (np.nan, 1, 1, 1, 1, 1)))[0][0] == 0
-    )  # not all are measured yet
+    # a client that has not trained costs what others of its architecture do
+    assert spmd(2, lambda comm: moved(comm, (np.nan, *toy.SIZES[1:])))[0][0] == 0
+    assert spmd(2, lambda comm: moved(comm, (32, 1, 1, 1, 1, np.nan)))[0][0] > 0
+    nobody = [np.nan] * 6
+    assert spmd(2, lambda comm: moved(comm, nobody))[0][0] == 0
 
 
 @pytest.mark.parametrize(
