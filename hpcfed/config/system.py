@@ -4,8 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
+from hpcfed.config.conditions import field, other_than
 from hpcfed.config.limits import FileName
 from hpcfed.config.sections import NonNegative, Section
+
+DRAWN = {"distribution": other_than("file")}
 
 
 class System(Section):
@@ -18,17 +21,19 @@ class System(Section):
     """How speed, bandwidth and latency differ between clients; file: read from `file`; measured:
     speeds from `measured`, the rest equal.
     """
-    spread: NonNegative = 0.5
+    spread: NonNegative = field(
+        0.5, used_if={"distribution": ("uniform", "lognormal")}, refused=False
+    )
     """Uniform: factors from 1 - spread to 1 + spread; lognormal: standard deviation of their
     logarithms.
     """
-    speed: PositiveFloat = 1e10
+    speed: PositiveFloat = field(1e10, used_if=DRAWN, refused=False)
     """Multiply-adds per second of the median device."""
-    bandwidth: PositiveFloat = 1e6
+    bandwidth: PositiveFloat = field(1e6, used_if=DRAWN, refused=False)
     """Bytes per second of the median client, up and down."""
-    latency: NonNegative = 0.1
+    latency: NonNegative = field(0.1, used_if=DRAWN, refused=False)
     """Seconds of one exchange with the median client, in addition to the transfer of its bytes."""
-    availability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    availability: Annotated[float, Field(gt=0, le=1)] = field(1.0, used_if=DRAWN, refused=False)
     """Share of the rounds or jobs for which a client can be reached."""
     file: FileName | None = None
     """CSV of all clients: client,speed,bandwidth,latency,availability."""

@@ -235,6 +235,12 @@ VAIN = "data.alpha = 0.1 has no effect with data.partition = 'iid'"
             {},
             ["data.examples = 20 has no effect with data.name = 'digits'"],
         ),
+        (
+            "",
+            "--system.distribution file --system.file f.csv --system.speed 1e8",
+            {},
+            ["system.speed = 100000000.0 has no effect with system.distribution = 'file'"],
+        ),
         (SKEWED + "alpha = 0.1\ntest_share = 0.5", "--data.partition_file p.h5", {}, []),
         (
             "",
