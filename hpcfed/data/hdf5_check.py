@@ -8,6 +8,8 @@ is 1, with the reason on stderr, or a signal ends the process.
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -19,20 +21,35 @@ from hpcfed.core.errors import DamagedError, plain  # noqa: E402
 from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset  # noqa: E402
 
 CHUNK = 2**26  # bytes read at a time
-CGROUP = "/sys/fs/cgroup/memory.max"  # the limit of the control group that this process is in
+PROCESS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # control groups, in Linux
 
 
 def memory() -> int:
     """Return the bytes of memory that this machine has, or that this process may use of it."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *control_groups()]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    limits += [limit] if limit != resource.RLIM_INFINITY else []
-    try:
-        with open(CGROUP) as file:  # of a container, or of a batch job
-            limits.append(int(file.read()))
-    except (OSError, ValueError):  # there is none, or it is "max"
-        pass
-    return min(limits)
+    return min([*limits, limit] if limit != resource.RLIM_INFINITY else limits)
+
+
+def control_groups(process: Path = PROCESS, groups: Path = GROUPS) -> Iterator[int]:
+    """Yield the limits of memory of the control groups that this process is in.
+
+    They are those of a container, or of a batch job. A group's parents have limits too.
+    process: a line "number:controllers:path" for each hierarchy; version 2 names no controllers.
+    """
+    lines = process.read_text().splitlines() if process.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if "memory" in controllers.split(","):
+            top, file = groups / "memory", "memory.limit_in_bytes"
+        elif not controllers:
+            top, file = groups, "memory.max"
+        else:
+            continue
+        inner = top / path.lstrip("/")
+        for folder in (inner, *inner.parents):
+            if folder.is_relative_to(top):
+                with suppress(OSError, ValueError):  # it has no limit, or one of "max"
+                    yield int((folder / file).read_text())
 
 
 def read(name: str, node: h5py.Group | h5py.Dataset) -> None:

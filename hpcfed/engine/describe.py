@@ -160,21 +160,20 @@ def versions() -> dict[str, str]:
 def commit() -> str:
     """Return the git commit of hpcfed's files.
 
-    It ends in "+" if the files were changed since, and is "" outside a git checkout.
+    It ends in "+" if the files were changed since, and is "" outside a git checkout, and where
+    hpcfed is installed below a checkout of something else.
     """
-    git = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--dirty=+",
-    ]
+
+    this = Path(__file__)
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(this.parent), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
     try:
-        return subprocess.run(
-            git, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
+        git("ls-files", "--error-unmatch", this.name)
+        return git("describe", "--always", "--abbrev=40", "--dirty=+")
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -137,12 +137,17 @@ def line(point: Point, shown: Sequence[str]) -> list[Shown]:
 
 
 def notes(measured: Sequence[Point]) -> list[str]:
-    """Return what else may explain differences of time: processors, and versions."""
+    """Return what else may explain differences of time: processors, GPUs, and versions."""
     runs = [run for point in measured for run in point.runs]
-    machines = {str(run.header.get("hardware", {}).get("cpu")) for run in runs}
+    hardware = [run.header.get("hardware", {}) for run in runs]
+    processors, devices = ({str(one.get(name)) for one in hardware} for name in ("cpu", "device"))
     versions = {run.fields[MACHINE[2]] for run in runs}
     return [
         f"the runs are of different {what}: {', '.join(sorted(values))}"
-        for what, values in (("processors", machines), ("versions of hpcfed", versions))
+        for what, values in (
+            ("processors", processors),
+            ("GPUs or CPUs", devices),
+            ("versions of hpcfed", versions),
+        )
         if len(values) > 1
     ]

@@ -2,6 +2,7 @@
 holds.
 """
 
+import subprocess
 import traceback
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from hpcfed.comm import Serial
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import Tally
+from hpcfed.engine import describe
 from hpcfed.engine.decide import assign, world
 from hpcfed.engine.fault_tolerance import snapshot
 from hpcfed.engine.fault_tolerance.resume import restore
@@ -29,6 +31,21 @@ from tests.threads import spmd
 
 def started(method: str = "fedavg", *flags: str, comm=None) -> Rounds:
     return toy.start(comm or Serial(), toy.job(method, "--models.mix", "mlp", *flags))
+
+
+def test_the_commit_is_that_of_hpcfeds_own_checkout_or_none(tmp_path, monkeypatch):
+    """A virtual environment lies below the checkout of a user's project."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@b.c"]
+    installed = tmp_path / "venv" / "describe.py"
+    installed.parent.mkdir()
+    installed.touch()
+    (tmp_path / "own.py").touch()
+    for words in (["init", "-q"], ["add", "own.py"], ["commit", "-qm", "own"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(describe, "__file__", str(installed))
+    assert describe.commit() == ""
+    subprocess.run([*git, "add", "venv"], check=True)
+    assert len(describe.commit()) == 41  # changed since
 
 
 def test_a_row_holds_every_column_of_clients_ranks_and_round():

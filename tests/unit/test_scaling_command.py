@@ -13,11 +13,22 @@ from hpcfed.storage.results import Results
 from tests.unit.test_table import job, lines
 
 
-def run(folder: Path, ranks: int, seconds: float, wait: float = 0.0, **about: object) -> Path:
+def run(
+    folder: Path,
+    ranks: int,
+    seconds: float,
+    wait: float = 0.0,
+    hardware: dict[str, object] | None = None,
+    **about: object,
+) -> Path:
     """A run of three rounds on these ranks; the rest of a round is training."""
     folder.mkdir(parents=True)
     header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": "finished"}
-    header |= {"ranks": ranks, "hardware": {"nodes": 1}, "versions": {"hpcfed": "0.1.0"}}
+    header |= {
+        "ranks": ranks,
+        "hardware": {"nodes": 1, **(hardware or {})},
+        "versions": {"hpcfed": "0.1.0"},
+    }
     results = Results(folder, header, {})
     for _ in range(3):
         phases = {"ranks/train": seconds - wait, "ranks/wait": wait}
@@ -58,3 +69,11 @@ def test_several_jobs_have_a_line_and_a_panel_of_phases_each(tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         *("FedAvg", "FedProx", "train")
     ]
+
+
+def test_runs_on_different_processors_or_gpus_are_named(tmp_path):
+    kinds = [{"cpu": "one, AVX2", "device": "A100"}, {"cpu": "one, AVX2", "device": "H100"}]
+    runs = [run(tmp_path / str(i), i + 1, 2.0, hardware=kind) for i, kind in enumerate(kinds)]
+    text = str(scaling(runs))
+    assert "the runs are of different GPUs or CPUs: A100, H100" in text
+    assert "different processors" not in text

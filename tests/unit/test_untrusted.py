@@ -29,6 +29,7 @@ from hpcfed.core.errors import (
 )
 from hpcfed.core.safe_read import DamagedError, convert_unfit_errors, parse_json
 from hpcfed.data import files, user_arrays
+from hpcfed.data.hdf5_check import control_groups
 from hpcfed.data.partition_file import Partition
 from hpcfed.storage import names, record, tree
 from hpcfed.storage import sweep as sweeps
@@ -479,3 +480,29 @@ def test_a_file_that_has_passed_is_tried_again_only_when_it_has_changed(tmp_path
         with pytest.raises(OSError, match="truncated"), user_arrays.hdf5(path):
             pass
     assert len(tried) == 3
+
+
+@pytest.mark.parametrize(
+    "lines, limits",
+    [
+        ("0::/slurm/job_7/step_0\n", {"slurm/job_7/memory.max": "4096", "memory.max": "max"}),
+        (
+            "5:cpu,cpuacct:/job_7\n4:memory:/job_7/step_0\n0::/\n",
+            {
+                "memory/job_7/memory.limit_in_bytes": "4096",
+                "cpu/job_7/memory.limit_in_bytes": "5",
+            },
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_the_memory_of_a_batch_job_is_that_of_its_control_groups(lines, limits, tmp_path):
+    (tmp_path / "self").write_text(lines)
+    for name, value in limits.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(value)
+    assert list(control_groups(tmp_path / "self", tmp_path / "groups")) == [4096]
+
+
+def test_a_system_without_control_groups_has_no_such_limit(tmp_path):
+    assert list(control_groups(tmp_path / "none", tmp_path)) == []
