@@ -26,6 +26,7 @@ import numpy as np
 from runs import FOLDER, RESULTS, Run, run_all, slug
 
 from hpcfed.config.methods import ALGORITHMS, KINDS, kind_of
+from hpcfed.machine.processor import name_processor
 from hpcfed.storage.results import Record, load
 
 JOB = Path(__file__).parent / "methods.toml"
@@ -107,10 +108,7 @@ ELSEWHERE = {  # what is not run here, and why
     "fedcovid": "is of records with few positives: its table is in benchmarks/own",
     "fedclip": "trains an adapter of a frozen text and image encoder, which is not at hand",
 }
-ALIKE = (
-    "Real seconds as a multiple of FedAvg's are given where both ran on the same processor, "
-    "as far as the result files name it."
-)
+ALIKE = "Seconds over FedAvg's are those of runs on the same processor."
 HEADS = (
     "models",
     "epochs",
@@ -140,11 +138,14 @@ class Row(NamedTuple):
 def main() -> None:
     options = arguments()
     archive.unpack(KEPT)
+    times = {timed(data, seed): (data, seed) for data in options.data for seed in SEEDS}
+    runs = [Run(JOB, flags(rows()[BASE], *one), path) for path, one in times.items()]
+    run_all(runs, options.side_by_side, options.folder)
     for seeds in (SEEDS[:1], SEEDS):  # which rows have three is known from the first
         files = planned(options.data, options.only, seeds)
         runs = [Run(JOB, flags(row, data, seed), path) for (data, row, seed), path in files.items()]
         run_all(runs, options.side_by_side, options.folder)
-    tables = {data: table(data, planned([data])) for data in DATA}
+    tables = {data: table(data, planned([data]), of_base(data)) for data in DATA}
     KEPT.mkdir(parents=True, exist_ok=True)
     archive.pack(KEPT)
     (KEPT / "table.json").write_text(json.dumps(tables, indent=1))
@@ -218,26 +219,55 @@ def path(data: str, row: Row, seed: int) -> Path:
     return KEPT / f"{data}-{slug(row.label)}-seed{seed}.h5"
 
 
+def timed(data: str, seed: int) -> Path:
+    """The result file of FedAvg's run on this processor: that of its row, or one beside it."""
+    own = path(data, rows()[BASE], seed)
+    if not own.exists() or load(own).header["hardware"]["cpu"] == name_processor():
+        return own
+    return own.with_name(f"{data}-{slug(BASE)}-on-{slug(name_processor())}-seed{seed}.h5")
+
+
+def of_base(data: str) -> dict[tuple[str, int], float]:
+    """Seconds of FedAvg's runs, by processor and seed."""
+    return {
+        (load(file).header["hardware"]["cpu"], seed): measured(load(file))["seconds"]
+        for seed in SEEDS
+        for file in KEPT.glob(f"{data}-{slug(BASE)}*-seed{seed}.h5")
+        if file == path(data, rows()[BASE], seed) or "-on-" in file.name
+    }
+
+
 def quick(path: Path) -> bool:
     """Whether the run of this file is there, and took less than LIMIT."""
     return path.exists() and load(path).column("rounds/seconds").sum() < LIMIT
 
 
-def table(data: str, files: Mapping[tuple[str, Row, int], Path]) -> list[dict]:
+def table(
+    data: str,
+    files: Mapping[tuple[str, Row, int], Path],
+    seconds: Mapping[tuple[str, int], float],
+) -> list[dict]:
     """One entry a row of which the first seed is there: means over clients, of that seed, and by
     seed; and what it is held against FedAvg.
+
+    seconds: of FedAvg's runs, by processor and seed.
     """
     rows: dict[Row, list[dict]] = {}
     for (_, row, _), path in files.items():
         if path.exists():
             rows.setdefault(row, []).append(measured(load(path)))
     base = next((by_seed for row, by_seed in rows.items() if row.label == BASE), None)
-    return [entry(row, by_seed, base) for row, by_seed in rows.items()]
+    return [entry(row, by_seed, base, seconds) for row, by_seed in rows.items()]
 
 
-def entry(row: Row, by_seed: list[dict], base: list[dict] | None) -> dict:
+def entry(
+    row: Row,
+    by_seed: list[dict],
+    base: list[dict] | None,
+    seconds: Mapping[tuple[str, int], float],
+) -> dict:
     """A row's numbers. gain: mean over the seeds that both have; bytes, seconds: as a multiple,
-    of seconds where both are of the same processor.
+    of seconds that of a run on the same processor.
     """
     personal = {
         "method": row.method,
@@ -251,9 +281,13 @@ def entry(row: Row, by_seed: list[dict], base: list[dict] | None) -> dict:
         personal["gain"] = float(np.mean([a["accuracy"] - b["accuracy"] for a, b in pairs]))
         total = base[0]["down"] + base[0]["up"]
         personal["bytes_ratio"] = (personal["down"] + personal["up"]) / total
-        seconds = [a["seconds"] / b["seconds"] for a, b in pairs if a["cpu"] == b["cpu"]]
-        if seconds:
-            personal["seconds_ratio"] = float(np.median(seconds))
+        ratios = [
+            one["seconds"] / seconds[one["cpu"], seed]
+            for seed, one in zip(SEEDS, by_seed, strict=False)
+            if (one["cpu"], seed) in seconds
+        ]
+        if ratios:
+            personal["seconds_ratio"] = float(np.median(ratios))
     return personal
 
 
