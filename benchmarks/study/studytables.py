@@ -84,7 +84,7 @@ def write(rows: Mapping[str, Any]) -> None:
     (folder / "verdicts.json").write_text(json.dumps(briefs, indent=0) + "\n")
     order = sorted(verdicts, key=lambda name: -verdicts[name].mean)
     lines = [f"- {sentence(name, gains[name], verdicts[name])}" for name in order]
-    head = [*INTRODUCTION, "", *lines, ""]
+    head = [*INTRODUCTION, "", *lines, "", *overview(gains, order), ""]
     if draw_ranks(means, folder / "ranks.png"):
         head += ["![Mean ranks of methods over the cells that all of them have](ranks.png)", ""]
     caption = [
@@ -150,6 +150,30 @@ def sentence(name: str, gains: Mapping[str, Paired], one: Verdict) -> str:
         )
     intervals = f"above 0 in {len(one.above)} and below in {len(one.below)} of {cells}"
     return f"**{name}** makes no difference that could be seen: {average}, {intervals}{over}."
+
+
+def overview(gains: Mapping[str, Mapping[str, Paired]], order: list[str]) -> list[str]:
+    """The lines of a table of all gains over matched baselines, a row for each method.
+
+    gains: by method and cell.
+    """
+    cells = [cell for cell in PLAN["cells"] if any(cell in one for one in gains.values())]
+    lines = [
+        "Gains over the matched baseline, by cell; bold: the interval leaves out 0.",
+        "",
+        f"| method | {' | '.join(cells)} |",
+        "|---" * (1 + len(cells)) + "|",
+    ]
+    for name in order:
+        texts = [mark(gains[name][cell]) if cell in gains[name] else "" for cell in cells]
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    return lines
+
+
+def mark(one: Paired) -> str:
+    """A gain, bold if its interval leaves out 0."""
+    low, high = one.interval or (0.0, 0.0)
+    return f"**{one.mean:+.3f}**" if low > 0 or high < 0 else f"{one.mean:+.3f}"
 
 
 def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str, Runs]]:

@@ -228,6 +228,7 @@ def test_tables_and_ranks_are_made_of_rows(tmp_path, monkeypatch):
     assert text.count("| local (5) | 0.500 |") == 2
     assert "0 of 20 cells are complete" in text and "\nSo far without fedrep, " in text
     assert "| fedavg (5) | 0.510 |" in text
+    assert "\n| method | heart | heart-different |\n" in text
     assert not (tmp_path / "ranks.png").exists()  # one cell of each group
 
 
