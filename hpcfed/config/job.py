@@ -235,13 +235,19 @@ class Job(Limited):
     def identity(self) -> dict[str, Any]:
         """Return the fields that the results depend on: all but those in FREE.
 
-        rounds is included if the cosine schedule uses it, or the calculation of noise. With a given
-        noise the budget of privacy is free. Of the engines only `stacked` has bits of
-        its own, which depend on the size of a group.
+        rounds is included if rounds depend on how many there are. With a given noise the budget of
+        privacy is free. Of the engines only `stacked` has bits of its own, which depend on the size
+        of a group.
         """
-        plain = self.plain()
-        calculated = self.privacy.has_noise and self.privacy.noise is None
-        by_rounds = self.local.schedule == "cosine" or calculated
+        plain, privacy = self.plain(), self.privacy
+        calculated = privacy.has_noise and privacy.noise is None
+        by_rounds = (
+            self.local.schedule == "cosine"
+            or self.algorithm.uses_rounds
+            or (self.selection.by == "e3cs" and self.selection.quota_after > 0)
+            or calculated
+            or (privacy.by == "correlated" and privacy.kind == "banded")  # whose matrix they give
+        )
         free = [name for name in FREE if name != "rounds" or not by_rounds]
         free += [] if calculated else ["privacy.epsilon"]
         for path in free:

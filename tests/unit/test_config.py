@@ -402,10 +402,30 @@ def test_a_jobs_identity_has_all_fields_that_results_depend_on():
     )
     assert plain.identity() == load(["--rounds", "3", "--data.label", "mine"]).identity()
     assert plain.identity() != load(["--seed", "1"]).identity()
-    cosine = [
-        load(["--rounds", rounds, "--local.schedule", "cosine"]).identity() for rounds in "39"
-    ]
-    assert cosine[0] != cosine[1]
+
+
+PRIVATE = "--algorithm.name fedavg --models.mix mlp --privacy.clip 1 --privacy.noise 1"
+CYCLIC = f"{PRIVATE} --privacy.by correlated --selection.by cyclic --clients 20"
+
+
+@pytest.mark.parametrize(
+    ("flags", "depends"),
+    [
+        ("--local.schedule cosine", True),
+        ("--local.schedule step --local.milestones 2", False),
+        ("--selection.by e3cs --selection.quota_after 0.25 --participation 0.5", True),
+        ("--selection.by e3cs --participation 0.5", False),
+        ("--algorithm.name fedkd --models.proxy mlp", True),
+        ("--algorithm.name fedkd --models.proxy mlp --algorithm.energy_start 0.98", False),
+        ("--algorithm.name fedsam --models.mix mlp --algorithm.average_every 1", True),
+        ("--algorithm.name fedsam --models.mix mlp", False),
+        (f"{CYCLIC} --participation 0.2", True),
+        (f"{CYCLIC} --participation 0.2 --privacy.mechanism tree", False),
+    ],
+)
+def test_a_job_of_more_rounds_is_another_one_where_a_round_depends_on_their_number(flags, depends):
+    one, other = (load([*flags.split(), "--rounds", n]).identity() for n in ("8", "16"))
+    assert (one != other) == depends
 
 
 def test_a_job_is_frozen():

@@ -68,6 +68,10 @@ class FedSAM(RoundBased):
     def step_passes(self) -> int:
         return 2 if self.rho else 1
 
+    @property
+    def uses_rounds(self) -> bool:
+        return self.average_every > 0
+
     def refuses(self, job: Job) -> dict[str, str]:
         reasons = super().refuses(job)
         if self.average_every and self.first_round(job) >= job.rounds:

@@ -114,6 +114,10 @@ class FedKD(WithProxy):
             )
         return reasons
 
+    @property
+    def uses_rounds(self) -> bool:
+        return self.energy_start != self.energy_end
+
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return upper bounds: how short the factors are follows from what is learnt."""
         bytes_ = fed.shapes(self.shared, k).nbytes
