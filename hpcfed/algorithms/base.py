@@ -24,9 +24,9 @@ the hooks in this order:
 follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `step_passes`, `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`,
-`uses_rounds`, `trains_parts`, `trains`, `alone`, `steps_per_batch`, `draws_widths`, `in_virtual_time`,
-`samples_cohorts`, `one_at_a_time`, `edges`, `variants`, `proxy_variant`, `per`. Each is a ClassVar,
-or a property if it depends on an option.
+`uses_rounds`, `trains_parts`, `trains`, `alone`, `steps_per_batch`, `draws_widths`,
+`in_virtual_time`, `samples_cohorts`, `one_at_a_time`, `edges`, `variants`, `proxy_variant`, `per`.
+Each is a ClassVar, or a property if it depends on an option.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Method(Section):
     proxy_variant: ClassVar[Any] = ""
     # whether partial work counts; otherwise stragglers are left out of the round
     keeps_stragglers: ClassVar[bool] = False
-    # bool, whether a round depends on how many rounds the job has, so that a run that is finished is
-    # not continued to more
+    # bool, whether a round depends on how many rounds the job has, so that a finished run is not
+    # continued to more
     uses_rounds: ClassVar[Any] = False
     # whether clients keep weights of their own from round to round; None: if some tensors are not
     # `shared`

@@ -177,6 +177,7 @@ def test_groups_have_the_averages_of_their_clients():
 def test_a_share_of_clients_is_rounded_down():
     assert attackers_among(10, 0.3) == 3
     assert attackers_among(9, 0.3) == 2
+    assert attackers_among(4, 0.2) == 1  # also of fewer than five clients, as when one drops out
 
 
 def test_products_with_the_server_need_no_pairs_of_clients():

@@ -80,5 +80,8 @@ class Rule:
 
 
 def attackers_among(n: int | np.ndarray, share: float) -> np.ndarray:
-    """Return floor(share n), the number of attackers that a rule assumes among n clients."""
-    return np.floor(share * np.asarray(n) + 1e-9).astype(int)
+    """Return the number of attackers that a rule assumes among n clients: floor(share n), or 1.
+
+    It is at least 1, though a round, or a class, may have few clients.
+    """
+    return np.maximum(1, np.floor(share * np.asarray(n) + 1e-9)).astype(int)
