@@ -158,6 +158,7 @@ class Evaluation:
     ) -> Row:
         """Return all clients' scores, own and received, after the method has finished; collective.
 
+        The clients are those that are evaluated; if they are not all, `clients` has their numbers.
         t: number of rounds done.
         received_only: return no scores of the clients' own models, which are those of the round.
         adapt: (fed, client, last round); adapts the model with which a client predicts, before it
@@ -177,7 +178,7 @@ class Evaluation:
         every = self.fed.comm.gather(
             {k: [value for scores in phases.values() for value in scores[k][:3]] for k in received}
         )
-        table = np.array(list(every.values()), dtype=float)  # [K, 3 per phase], or fewer rows
+        table = np.array(list(every.values()), dtype=float)  # [n, 3 per phase]
         main = self.fed.task.main
         names = [f"{name}{phase}" for phase in phases for name in (main, "loss", "one_class")]
         last = dict(zip(names, table.T, strict=True))
@@ -188,6 +189,8 @@ class Evaluation:
         measured = self.metrics.gather(phases)
         self.metrics.note_end({phase or "_final": of for phase, of in measured.items()})
         row = self.metrics.row(ids, measured, scores)
+        if len(ids) < self.fed.K:
+            last["clients"] = ids
         return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
 
     def unseen(self, ks: Iterable[int], state: State) -> dict[int, float]:

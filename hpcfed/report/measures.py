@@ -13,6 +13,7 @@ from hpcfed.core.tables import size
 from hpcfed.report.fairness import FAIRNESS, Fairness
 from hpcfed.results import summary
 from hpcfed.results.columns import (
+    at_the_end,
     best_mean,
     column,
     format_number,
@@ -276,8 +277,7 @@ def each_last(names: Sequence[str], record: Record, n: int = 1) -> dict[int, flo
     """
     for name in names:
         if name.startswith("final/"):
-            final = record.arrays.get(name, np.empty(0))
-            values = {k: float(value) for k, value in enumerate(final) if np.isfinite(value)}
+            values = at_the_end(record, name)
         else:
             rounds = rounds_with_values(record, name)
             values = mean_by_client(record, name, rounds[-n:] if len(rounds) >= n else ())

@@ -101,6 +101,16 @@ def last(record: Record, name: str) -> np.ndarray:
     )
 
 
+def at_the_end(record: Record, name: str) -> dict[int, float]:
+    """Return the values of an array of the final step, by client; {} without the array.
+
+    name: such as "final/accuracy".
+    """
+    values = record.arrays.get(name, np.empty(0))
+    ids = record.arrays.get("final/clients", np.arange(len(values)))
+    return {k: v for k, v in zip(ids.tolist(), values.tolist(), strict=True) if np.isfinite(v)}
+
+
 def architectures(record: Record) -> np.ndarray:
     """Return the architectures of the clients of the last evaluated round.
 

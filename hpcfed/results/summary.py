@@ -20,6 +20,7 @@ from hpcfed.machine.energy import OTHER, carbon
 from hpcfed.results import groups, privacy
 from hpcfed.results.columns import (
     architectures,
+    at_the_end,
     best_mean,
     by_round,
     client_names,
@@ -155,9 +156,8 @@ def natural_clients(record: Record) -> list[dict[str, Any]]:
         return []
     after, received = (last(record, f"clients/{metric}{phase}") for phase in ("", "_received"))
     if not np.isfinite(received).any():
-        received = record.arrays.get(f"final/{metric}_received", received)
-    if len(received) != len(names):  # the end has scored other clients than all
-        received = np.full(len(names), np.nan)
+        final = at_the_end(record, f"final/{metric}_received")
+        received = np.array([final.get(k, np.nan) for k in range(len(names))])
     return [
         {"name": name, metric: number(after[k : k + 1]), "received": number(received[k : k + 1])}
         for k, name in enumerate(names)

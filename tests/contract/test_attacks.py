@@ -11,8 +11,9 @@ from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine.run import run_here
 from hpcfed.federation.transforms.attack.attackers import attackers
-from hpcfed.report.measures import measures_of
+from hpcfed.report.measures import measure, measures_of
 from hpcfed.results import summary
+from hpcfed.results.columns import at_the_end
 from hpcfed.storage import results
 from tests.contract import toy
 from tests.threads import spmd
@@ -285,3 +286,13 @@ def test_the_summary_and_tables_name_the_attack_and_its_success(tmp_path: Path):
     assert about == {"by": "backdoor", "attackers": 1, "defence": "none", "success": success}
     assert measures_of("accuracy")["attack_success"].of(record) == (success, None)
     assert "attack: backdoor, 1 attacker" in summary.brief(record)
+
+
+def test_scores_after_the_end_are_those_of_the_honest_clients_by_number(tmp_path):
+    words = ("--evaluate.received", "false", "--out", str(tmp_path / "run"))
+    assert run_here(job("fedavg", ("sign-flip",), *words), Serial()) == (0, None)
+    record, honest = results.load(tmp_path / "run"), [0, 1, 3, 5]
+    assert record.arrays["final/clients"].tolist() == honest
+    scored = [k for k in honest if record.arrays["test_sizes"][k]]
+    assert list(at_the_end(record, "final/accuracy_received")) == scored == [0, 1, 3]
+    assert list(measure("received").each(record)) == scored
