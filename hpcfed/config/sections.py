@@ -389,7 +389,9 @@ class Local(Section):
     """Augmentation; auto: affine for digits, simclr if the algorithm needs two views, else none.
     """
     stragglers: Share = 0.0
-    """Share of a cohort that completes only a random part of its epochs."""
+    """Share of a cohort that completes only a random part of its epochs. Methods without partial
+    work leave these clients out of the round, and count nothing of them.
+    """
     class_weights: Literal["none", "client", "all", "given"] = "none"
     """Weights of the classes in the loss: their inverse frequency among the client's own training
     examples, or among those of all clients; or as given in `weights`.
@@ -426,7 +428,9 @@ class Checkpoint(Section):
     """When the run is saved."""
 
     every: Count = 10
-    """Rounds between checkpoints; the last round is always saved, and with 0 only that one."""
+    """Rounds between checkpoints; 0: none by rounds, but `minutes` and signals still save. The last
+    round is always saved.
+    """
     minutes: NonNegative = 30.0
     """Minutes after which a checkpoint is written before `every` rounds have passed; 0: never.
     """

@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcfed.config.architectures import find as find_model
 from hpcfed.config.effects import fields_in_vain
+from hpcfed.config.sections import Data
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.data.partition import Partition
@@ -91,12 +92,11 @@ def texts_in_vain(job: Job, world: World) -> list[str]:
     """Return warnings about settings of texts beside data that have none, one line each."""
     if world.data.text:
         return []
-    stated = job.origins()
     return [
         f"data.{field} is for texts, and {data_name(job.data.model_dump())} has none: it has no "
         f"effect"
         for field in ("vocabulary", "tokens")
-        if f"data.{field}" in stated
+        if getattr(job.data, field) != Data.model_fields[field].default
     ]
 
 
@@ -109,6 +109,12 @@ def odd_settings(job: Job) -> list[str]:
         lines.append(
             f"{how} without models.weights: what is not trained of {random[0]} stays at its random "
             f"initial values"
+        )
+    privacy, K = job.privacy, job.clients
+    if privacy.has_noise and privacy.by != "examples" and privacy.delta * K >= 1:
+        lines.append(
+            f"privacy.delta = {privacy.delta:g} is not below 1 / clients: the guarantee holds "
+            f"though the data of one in {K:,} are published; set it below {1 / K:.2g}"
         )
     twice = getattr(job.algorithm, "weighting", "") == "samples"
     if by in ("size", "power-of-choice") and twice:

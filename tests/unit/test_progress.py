@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hpcfed.config.load import load
 from hpcfed.core import progress, tables
 from hpcfed.core.progress import track
 from hpcfed.data.partition_file import Partition
-from hpcfed.engine.job_warnings import merged_users, odd_labels
+from hpcfed.engine.job_warnings import merged_users, odd_labels, odd_settings, texts_in_vain
 from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.report import progress as rounds
 from hpcfed.tasks import make
@@ -115,6 +116,21 @@ def test_each_suspicious_label_causes_one_warning(labels, classes, parts, messag
     context.partition = "classes"  # there it is meant
     warnings = odd_labels(job, SimpleNamespace(data=data, partition=partition))
     assert not any("have one label" in line for line in warnings)
+
+
+def test_a_delta_that_hides_no_single_client_is_reported():
+    words = "--algorithm.name fedavg --models.mix mlp --clients 200000 --participation 0.001"
+    words += " --privacy.by central --privacy.clip 1 --privacy.noise 1"
+    assert odd_settings(load([*words.split(), "--privacy.delta", "1e-6"])) == []
+    (line,) = odd_settings(load(words.split()))
+    assert line.startswith("privacy.delta = 1e-05 is not below 1 / clients")
+
+
+def test_settings_of_texts_are_reported_beside_images():
+    job = load(["--data.name", "digits", "--data.tokens", "9"])
+    (line,) = texts_in_vain(job, SimpleNamespace(data=SimpleNamespace(text=False)))
+    assert line == "data.tokens is for texts, and digits has none: it has no effect"
+    assert texts_in_vain(job, SimpleNamespace(data=SimpleNamespace(text=True))) == []
 
 
 def test_unused_clients_of_a_column_are_reported():
