@@ -324,9 +324,9 @@ class RoundBased(Method):
         uploads: pairs of this rank's clients, (client id, `Mean`), or what else `local` sends: the
         only part, or a dict of the parts. It may be empty. Clients' models must not change.
         """
-        return fed.mean(uploads, keep=self.averaged(state), per=self.per)
+        return fed.mean(uploads, keep=self.averaged(fed, state), per=self.per)
 
-    def averaged(self, state: State) -> Any:
+    def averaged(self, fed: Federation, state: State) -> Any:
         """Return what of the state is averaged: by default the model.
 
         It gives the names and shapes of what is sent, and what stays where nobody has sent

@@ -250,7 +250,7 @@ def upload(method: Any, result: Any, *args: Any) -> str:
             "return what is averaged, as in "
             "`Upload(Mean.of(client.params(self.shared), self.weight(client)))`"
         )
-    keep = method.averaged(args[2])
+    keep = method.averaged(args[0], args[2])
     wanted = {"": keep} if "" in parts else keep
     if wanted.keys() != parts.keys():
         sent, names = (join_few(list(names), 4) for names in (parts, wanted))

@@ -8,12 +8,17 @@ import torch
 
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
+from hpcfed.config.methods import ALGORITHMS, kind_of
 from hpcfed.core.errors import ConfigError
 from tests.contract import toy
 from tests.threads import spmd
 
 SHORT = ("--rounds", "3", "--evaluate.every", "1000", "--evaluate.before", "false")
 ALL = ("--participation", "1")
+GLOBAL = [name for name, one in ALGORITHMS.items() if kind_of(one) == kind_of(ALGORITHMS["fedavg"])]
+# with several values in one mean, a mean of its own, models that take turns, a quotient of two
+APART = ("fedrare", "fedlaw", "cyclic", "semicyclic", "qfedavg")
+BOUNDED = ["fedsgd", *(name for name in GLOBAL if name not in APART)]
 
 
 def job(method: str, rule: tuple[str, ...], *flags: str):
@@ -35,6 +40,18 @@ def test_a_rule_that_nothing_exceeds_is_the_mean(rule: tuple[str, ...], flags: t
     robust = toy.run(Serial(), job("fedavg", rule, *flags), rounds=1)
     for name, value in plain.state.items():
         assert torch.allclose(value, robust.state[name], rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.parametrize("method", BOUNDED)
+def test_updates_of_no_length_leave_the_model_as_it_is(method: str):
+    """Whatever clients send, models or changes, the rule sees how they change the model."""
+    rounds = toy.start(Serial(), job(method, ("norm-bound", "--defence.clip", "1e-6")))
+    before = rounds.algorithm.model(rounds.state).map(torch.clone)
+    for _ in range(2):
+        rounds.step()
+    after = rounds.algorithm.model(rounds.state).pick(rounds.fed.trainable)
+    for name, value in after.items():
+        assert torch.allclose(value, before[name], rtol=0, atol=1e-5), name
 
 
 @pytest.mark.parametrize("rule", ["median", "krum", "geometric-median", "norm-bound"])

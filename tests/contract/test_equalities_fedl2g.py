@@ -139,7 +139,7 @@ def test_a_client_moves_the_vectors_of_its_classes_alone():
     fed, state = rounds.fed, rounds.state
     fed.participants.begin(0, [1], False)
     upload = rounds.algorithm.local(fed, fed.clients[1], state, 0)
-    mean = fed.mean([(1, upload.value)], keep=rounds.algorithm.averaged(state), per="row")
+    mean = fed.mean([(1, upload.value)], keep=rounds.algorithm.averaged(fed, state), per="row")
     new = rounds.algorithm.server(fed, state, mean, [1])
     changed = (new["v"] != state["v"]).any(1)
     assert changed.tolist() == [False, False, True, False]  # client 1 has one class

@@ -177,7 +177,7 @@ class FedL2G(RoundBased):
         share = 2 * lr * self.lam / guided.numel()
         return share * (F.one_hot(y, len(v)).to(change.dtype).T @ change.detach())
 
-    def averaged(self, state: Params) -> Params:
+    def averaged(self, fed: Federation, state: Params) -> Params:
         return state * 0.0  # gradients, which are 0 for classes that nobody sends
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:

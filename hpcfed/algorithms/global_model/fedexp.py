@@ -67,7 +67,7 @@ class FedExP(RoundBased):
             relative_to={"x": download},
         )
 
-    def averaged(self, state: State) -> dict[str, Params]:
+    def averaged(self, fed: Federation, state: State) -> dict[str, Params]:
         zero = next(iter(state.x.values())).new_zeros(1)
         return {"x": state.x, "square": Params(square=zero)}
 

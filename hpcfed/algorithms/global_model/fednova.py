@@ -30,6 +30,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Job, Mean, Model, Params, RoundBased, Upload
+from hpcfed.algorithms.global_model.shares import without_trained
 from hpcfed.training.losses import proximal
 from hpcfed.training.optimisers import learning_rate
 
@@ -121,9 +122,9 @@ class FedNova(RoundBased):
         count = torch.tensor(total, device=fed.device)
         return Upload(Mean.of(Params({**sent, COUNT: count}), self.weight(client)))
 
-    def averaged(self, state: Params) -> Params:
+    def averaged(self, fed: Federation, state: Params) -> Params:
         count = next(iter(state.values())).new_zeros(())
-        return Params({**state, COUNT: count})
+        return Params({**without_trained(fed, state), COUNT: count})
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         total = float(mean.pop(COUNT))  # tau_eff

@@ -44,7 +44,7 @@ from hpcfed import (
     rng,
     sgd,
 )
-from hpcfed.algorithms.global_model.shares import share_of
+from hpcfed.algorithms.global_model.shares import share_of, without_trained
 from hpcfed.training.losses import inner_product, proximal
 
 
@@ -117,6 +117,9 @@ class FedPD(RoundBased):
             memory.pop(name, None)
         change = Params({**(target - sent), **buffers})
         return Upload(Mean.of(change, self.weight(client)))
+
+    def averaged(self, fed: Federation, state: Params) -> Params:
+        return without_trained(fed, state)
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         if not self.communicates(fed, fed.t):

@@ -28,7 +28,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Upload, sgd
-from hpcfed.algorithms.global_model.shares import share_of
+from hpcfed.algorithms.global_model.shares import share_of, without_trained
 from hpcfed.training.losses import proximal
 
 
@@ -64,6 +64,9 @@ class FedSplit(RoundBased):
         client.memory["z"] = z + change
         buffers = client.params(lambda name: not fed.trainable(name))
         return Upload(Mean.of(Params({**change, **buffers}), self.weight(client)))
+
+    def averaged(self, fed: Federation, state: Params) -> Params:
+        return without_trained(fed, state)
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         share = share_of(self, fed, cohort)

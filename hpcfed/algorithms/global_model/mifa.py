@@ -70,7 +70,7 @@ class MIFA(RoundBased):
         client.memory["update"] = new
         return Upload(Mean.of(Params({**change, **(new - last)}), self.weight(client)))
 
-    def averaged(self, state: State) -> Params:
+    def averaged(self, fed: Federation, state: State) -> Params:
         return state.x * 0
 
     def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:

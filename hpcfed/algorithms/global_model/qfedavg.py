@@ -75,7 +75,7 @@ class QFedAvg(RoundBased):
         weight, number = self.weight(client), torch.tensor([h], device=fed.device)
         return Upload(step=Mean.of(step, weight), h=Mean.of(Params(h=number), weight))
 
-    def averaged(self, state: Params) -> dict[str, Params]:
+    def averaged(self, fed: Federation, state: Params) -> dict[str, Params]:
         zero = next(iter(state.values())).new_zeros(1)
         return {"step": 0 * state, "h": Params(h=zero)}
 

@@ -128,7 +128,7 @@ class Scaffold(RoundBased):
             gradient(fed, client, t, partial(self.loss, client, received), phase="control")
         return client.gradient()
 
-    def averaged(self, state: State) -> dict[str, Params]:
+    def averaged(self, fed: Federation, state: State) -> dict[str, Params]:
         change = expected_change(state.x, state.c, float(state.unit))
         return {"x": change, "c": state.c * 0}
 

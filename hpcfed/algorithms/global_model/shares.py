@@ -1,6 +1,14 @@
 """A cohort's share of the weight of all clients, for means over all of them."""
 
-from hpcfed import Federation, RoundBased
+from hpcfed import Federation, Params, RoundBased
+
+
+def without_trained(fed: Federation, state: Params) -> Params:
+    """Return what stays of a mean to which nobody has sent anything: of changes, 0.
+
+    Clients send changes of the tensors that are trained, and the other ones whole.
+    """
+    return Params({**state, **(state.pick(fed.trainable) * 0)})
 
 
 def share_of(method: RoundBased, fed: Federation, cohort: list[int]) -> float:

@@ -42,6 +42,9 @@ class FedSGD(RoundBased):
         change = step_down(self, fed, client, download, t)
         return Upload(Mean.of(change, self.weight(client)))
 
+    def averaged(self, fed: Federation, state: Params) -> Params:
+        return state * 0
+
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         return state + mean
 

@@ -101,7 +101,7 @@ class FjORD(RoundBased):
         z = model(x)
         return client.task.loss(z, y) + distil(soften(z), net(x))
 
-    def averaged(self, state: submodels.Wide) -> Params:
+    def averaged(self, fed: Federation, state: submodels.Wide) -> Params:
         return Params({**state.weights, **state.statistics})
 
     def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Upload:

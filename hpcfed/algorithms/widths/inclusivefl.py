@@ -122,7 +122,7 @@ class InclusiveFL(RoundBased):
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
         return super().columns(fed, state) | accuracies(self, fed, state)
 
-    def averaged(self, state: State) -> Params:
+    def averaged(self, fed: Federation, state: State) -> Params:
         return state.models
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:

@@ -79,7 +79,7 @@ class WindowBased(RoundBased):
             logits = fill_absent(logits, state[submodels.ABSENT], self.mask)
         return client.task.loss(logits, y)
 
-    def averaged(self, state: submodels.Wide) -> Params:
+    def averaged(self, fed: Federation, state: submodels.Wide) -> Params:
         return state.weights
 
     def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Upload:
