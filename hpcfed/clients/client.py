@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +224,8 @@ class Client:
     test: Shard
     store: ClientStore
     validation: Shard | None = None  # held out of its training examples (evaluate.validation)
+    # labels, and their task, whose weights are those of the labels' classes
+    _task: tuple[np.ndarray, Task] | None = field(default=None, init=False, repr=False)
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -247,11 +249,15 @@ class Client:
         state = self.store.kept.peek(self.id)
         return state.memory.get(name) if state else None
 
-    @cached_property
+    @property
     def task(self) -> Task:
         """What the labels are, and the loss by which they are learned."""
-        weighted = self.store.weighted_task
-        return weighted(self.train.labels) if weighted else self.store.task
+        weighted, labels = self.store.weighted_task, self.train.labels
+        if not weighted:
+            return self.store.task
+        if self._task is None or self._task[0] is not labels:  # an attacker changes its labels
+            self._task = labels, weighted(labels)
+        return self._task[1]
 
     @property
     def n(self) -> int:

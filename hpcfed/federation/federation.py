@@ -90,6 +90,19 @@ class Gpu:
     graphs: bool = True
 
 
+class ChangedCounts:
+    """Label counts of clients, of which some have other labels for a while.
+
+    changed: the present counts of these, by client.
+    """
+
+    def __init__(self, counts: Any, changed: Mapping[int, np.ndarray]) -> None:
+        self.counts, self.changed = counts, changed
+
+    def __getitem__(self, k: int) -> np.ndarray:
+        return self.changed[k] if k in self.changed else self.counts[k]
+
+
 class Federation:
     """All clients and the server, as one rank sees them.
 
@@ -139,7 +152,7 @@ class Federation:
         architectures: tuple[str, ...],
         sizes: Sequence[int] | np.ndarray,
         costs: Sequence[float] | np.ndarray,
-        label_counts: np.ndarray | Synthetic,
+        label_counts: np.ndarray | Synthetic | ChangedCounts,
         classes: int,
         placement: list[int],
         speeds: list[float],
@@ -154,7 +167,8 @@ class Federation:
         self.device = device
         self.architectures = architectures  # of all clients, by id
         self.sizes = sizes  # training examples of all clients, by id
-        self.label_counts = label_counts  # [K, C], examples of each class that each client has
+        # [K, C], examples of each class that each client has, attackers in their turns
+        self.label_counts = label_counts
         self.classes = classes
         self.clients = clients  # this rank's, by id
         self.edges = edges  # edge servers between clients and server; None: there are none
@@ -430,13 +444,22 @@ class Federation:
         if not changing:
             yield
             return
-        trains = [client.train for client in clients]
+        trains, counts = [client.train for client in clients], self.label_counts
         for transform in changing:
             for client in clients:
                 client.train = transform.examples(self, client, client.train)
+        self.label_counts = ChangedCounts(
+            counts,
+            {
+                client.id: self.task.counts(client.train.labels, self.classes)
+                for client, train in zip(clients, trains, strict=True)
+                if client.train.labels is not train.labels
+            },
+        )
         try:
             yield
         finally:
+            self.label_counts = counts
             for client, train in zip(clients, trains, strict=True):
                 client.train = train
 

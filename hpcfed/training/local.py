@@ -89,7 +89,7 @@ class LocalSteps:
         )
         if fed.trial:
             self.plan = [rows[:FEW] for rows in self.plan[:1]]
-        self.lr = lr or learning_rate(fed, t)
+        self.lr = learning_rate(fed, t) if lr is None else lr
         self.losses: list[Tensor] = []  # of the steps done
         self.examples: list[int] = []  # sizes of their batches
         self.once = 0.0  # seconds of recordings, which serve all clients

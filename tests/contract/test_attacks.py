@@ -134,6 +134,30 @@ def of_other_data(cls: int = 1) -> tuple[str, ...]:
     return ("edge-case", *source, "--attack.source_class", str(cls), "--attack.target", "0")
 
 
+@pytest.mark.parametrize("method", ["fedlc", "fedrod", "fedgen", "fesemma"])
+def test_a_method_that_counts_labels_counts_those_that_an_attacker_trains_on(method: str):
+    """Client 0 has one example, of whose class it claims to have none."""
+    rounds = toy.start(Serial(), job(method, ("label-flip",), "--attack.clients", "0"))
+    fed, client = rounds.fed, rounds.fed.clients[0]
+    honest = fed.label_counts[0].tolist()
+    with fed._with_examples([client]):
+        assert fed.label_counts[0].tolist() == honest[::-1] != honest
+        assert np.array_equal(fed.label_counts[3], rounds.fed.label_counts[3])
+    assert fed.label_counts[0].tolist() == honest
+    row, _ = rounds.step()
+    assert np.isfinite(row["clients/train_loss"]).any()
+
+
+@pytest.mark.parametrize("weights", ["client", "all"])
+def test_class_weights_of_an_attacker_are_the_same_after_a_resume(weights: str, tmp_path: Path):
+    flags = ("--attack.start", "2", "--local.class_weights", weights)
+    settings = job("fedavg", ("label-flip",), *flags)
+    want = toy.run(Serial(), settings)
+    toy.run(Serial(), settings, rounds=1, save=tmp_path)
+    got = toy.run(Serial(), settings, resume=tmp_path)
+    assert toy.differences(want.state, got.state) == []
+
+
 def test_edge_cases_stand_in_the_place_of_a_share_of_the_attackers_images():
     flags = (*of_other_data(), "--attack.poisoned", "0.25", "--evaluate.every", "1")
     rounds = toy.start(Serial(), job("fedavg", flags))
