@@ -18,6 +18,7 @@ from hpcfed.core.inputs import prepare
 from hpcfed.core.params import Mean, Params, Per, Term
 from hpcfed.core.payload import nbytes, row_major
 from hpcfed.federation.exchange import Exchange
+from hpcfed.federation.label_counts import ChangedCounts
 from hpcfed.federation.participants import Participants
 from hpcfed.federation.placement import Placement
 from hpcfed.federation.replay_log import ReplayLog
@@ -88,19 +89,6 @@ class Gpu:
 
     memory: float = 0.0
     graphs: bool = True
-
-
-class ChangedCounts:
-    """Label counts of clients, of which some have other labels for a while.
-
-    changed: the present counts of these, by client.
-    """
-
-    def __init__(self, counts: Any, changed: Mapping[int, np.ndarray]) -> None:
-        self.counts, self.changed = counts, changed
-
-    def __getitem__(self, k: int) -> np.ndarray:
-        return self.changed[k] if k in self.changed else self.counts[k]
 
 
 class Federation:

@@ -73,6 +73,14 @@ def test_a_free_rider_sends_what_it_received():
                 assert torch.equal(value, before[name])
 
 
+def test_a_claimed_weight_counts_where_the_server_learns_weights():
+    public = ("--data.public", "8", "--data.public_source", str(toy.folder() / "public.npz"))
+    flags = ("--algorithm.weighting", "samples", *public)
+    honest = toy.run(Serial(), toy.job("fedlaw", *SHORT, *ALL, *flags), rounds=1)
+    heavy = toy.run(Serial(), job("fedlaw", ("overweight",), *flags), rounds=1)
+    assert toy.differences(honest.state, heavy.state)
+
+
 def test_a_replaced_model_is_the_attackers_if_the_others_send_what_they_received():
     """One attacker of six with equal weights, whose update counts six times."""
     flags = ("--attack.clients", "3", "--attack.scale", "6", "--algorithm.weighting", "uniform")

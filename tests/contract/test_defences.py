@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.widths.tiers import tier_shares
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.config.methods import ALGORITHMS, kind_of
@@ -64,20 +65,44 @@ def test_clients_that_send_the_same_leave_it_as_it_is(rule: str):
     assert toy.differences(before, dict(rounds.state)) == []
 
 
+def public_examples() -> tuple[str, ...]:
+    return ("--data.public", "16", "--data.public_source", str(toy.folder() / "public.npz"))
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedopt"])
 def test_the_servers_own_update_is_the_same_on_any_ranks(method: str):
-    public = ("--data.public", "16", "--data.public_source", str(toy.folder() / "public.npz"))
-    settings = job(method, ("fltrust",), *public)
+    settings = job(method, ("fltrust",), *public_examples())
     alone = toy.run(Serial(), settings, rounds=2)
     for outcome in spmd(2, lambda comm: toy.run(comm, settings, rounds=2)):
         assert toy.differences(outcome, alone) == []
 
 
 def test_a_server_that_averages_other_values_than_models_has_no_update_of_its_own_for_them():
-    public = ("--data.public", "16", "--data.public_source", str(toy.folder() / "public.npz"))
-    for method, reason in (("scaffold", "computes other means"), ("fedclassavg", "complete model")):
+    for method, reason in (("scaffold", "or changes"), ("fedclassavg", "complete model")):
         with pytest.raises(ConfigError, match=reason):
-            toy.start(Serial(), job(method, ("fltrust",), *public))
+            toy.start(Serial(), job(method, ("fltrust",), *public_examples()))
+
+
+@pytest.mark.parametrize("method", ["fedsgd", "fednova", "mifa", "fedsplit", "afl"])
+def test_a_server_whose_clients_send_changes_has_no_model_to_train(method: str):
+    with pytest.raises(ConfigError, match="averages a part of it or changes"):
+        toy.run(Serial(), job(method, ("fltrust",), *public_examples()), rounds=1)
+
+
+@pytest.mark.parametrize("method", ["fedlc", "fedrs"])
+def test_the_server_counts_the_labels_of_its_own_examples(method: str):
+    row = toy.run(Serial(), job(method, ("fltrust",), *public_examples()), rounds=1).rows[0]
+    assert np.isfinite(row["clients/train_loss"]).all()
+
+
+@pytest.mark.parametrize("rule", ["median", "krum"])
+@pytest.mark.parametrize("method", ["inclusivefl", "depthfl"])
+def test_no_rule_chooses_among_the_shares_of_depths(method: str, rule: str):
+    """Clients of each depth have a third of the weight, whatever the rule does to models."""
+    flags = ("--models.mix", "resmlp-2,resmlp-4,resmlp-8", "--algorithm.weighting", "uniform")
+    rounds = toy.start(Serial(), job(method, (rule,), *flags))
+    shares = tier_shares(rounds.algorithm, rounds.fed, list(range(6)))
+    assert list(shares.values()) == [1 / 3] * 3
 
 
 def test_the_server_cannot_train_on_examples_of_other_classes(tmp_path: Path):

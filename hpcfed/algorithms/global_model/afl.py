@@ -16,10 +16,11 @@ Round:
 
 Deviations: gradients and losses are those of all examples, not of one batch. The model of a round
 is its last one; the mean of all comes after the last round. In the paper all clients take part in
-each round (participation = 1); here a client that is absent keeps its lam, and those of the others
-are divided by their sum. With batch normalisation the gradient is that of batches of local.batch
-examples, and float buffers are averaged with the same weights. The run of AFL that the README of
-fair_flearn names replaces all lam by 1.
+each round (participation = 1); here the loss of a client that is absent raises no lam (the
+projection onto the simplex may lower it), and the lam of the others are divided by their sum. With
+batch normalisation the gradient is that of batches of local.batch examples, and float buffers are
+averaged with the same weights. The run of AFL that the README of fair_flearn names replaces all lam
+by 1.
 """
 
 from dataclasses import dataclass

@@ -65,15 +65,20 @@ class FedLAW(RoundBased):
         if not self.server_epochs:
             return super().aggregate(fed, state, uploads)
         models = fed.at_root({k: sent.terms[0].value for k, sent in uploads})
-        return fed.on_root(lambda: self.learn(fed, models) if models else state)
+        claimed = fed.gather({k: torch.tensor([sent.terms[0].weight]) for k, sent in uploads})
+        return fed.on_root(lambda: self.learn(fed, models, claimed) if models else state)
 
-    def learn(self, fed: Federation, models: Mapping[int, Params]) -> Params:
-        """Return the combination of the clients' models with the least loss on public data."""
+    def learn(
+        self, fed: Federation, models: Mapping[int, Params], claimed: Mapping[int, Tensor]
+    ) -> Params:
+        """Return the combination of the clients' models with the least loss on public data.
+
+        claimed: the clients' weights in the mean with which it begins.
+        """
         module = fed.module(fed.architectures[0])
         is_trained = parameters(module)
         stacked = stack(models.values())
-        sizes = fed.sizes if self.weighting == "samples" else np.ones(fed.K)
-        shares = torch.tensor([float(sizes[k]) for k in models], device=fed.device)
+        shares = torch.tensor([float(claimed[k]) for k in models], device=fed.device)
         start = Params(a=(shares / shares.sum()).log(), b=torch.zeros((), device=fed.device))
 
         def batch(rows: np.ndarray) -> tuple[Any, Tensor]:

@@ -25,8 +25,19 @@ def tiers(fed: Federation) -> Family:
 
 
 def tier_shares(method: RoundBased, fed: Federation, cohort: list[int]) -> dict[str, float]:
-    """Return each tier's share of the weights of the cohort, by architecture; collective."""
+    """Return each tier's share of the weights of the cohort, by architecture; collective.
+
+    A robust rule is for what clients send, and the server knows who they are; where privacy hides
+    them, the shares are a mean of uploads too.
+    """
     kinds = tiers(fed).tiers
+    if not (fed.rule and fed.rule.hides_counts):
+        weights = {k: 1 if method.weighting == "uniform" else int(fed.sizes[k]) for k in cohort}
+        total = sum(weights.values())
+        return {
+            kind: sum(n for k, n in weights.items() if fed.architectures[k] == kind) / total
+            for kind in kinds
+        }
     zero = torch.zeros(len(kinds), dtype=torch.float64, device=fed.device)
     one_hot = {kind: zero.clone() for kind in kinds}
     for i, kind in enumerate(kinds):

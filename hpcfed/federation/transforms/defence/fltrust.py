@@ -20,6 +20,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.core.params import Params
+from hpcfed.federation.label_counts import ChangedCounts
 from hpcfed.federation.transforms.comparison import Comparison
 from hpcfed.federation.transforms.defence.rule import Choice, Rule
 
@@ -34,13 +35,14 @@ class FLTrust(Rule):
 
     def server(self, fed: Federation, keep: Params, last: Params) -> list[Params]:
         pooled = fed.pooled()
-        missing = set(pooled.skeleton.layout.params) - set(keep)
-        if missing or len(set(fed.architectures)) > 1:
+        other = set(pooled.skeleton.layout.params) - set(keep) or set(keep) - set(pooled.params())
+        changes = not any(bool(value.any()) for value in keep.pick(fed.trainable).values())
+        if other or changes or len(set(fed.architectures)) > 1:
             raise everywhere(
                 ConfigError(
                     f"defence.by = 'fltrust' trains the complete model of the server, but that of "
-                    f"{fed.job.algorithm.name} has only a part of it, or clients have different "
-                    f"models; set another defence.by, such as 'geometric-median'"
+                    f"{fed.job.algorithm.name} averages a part of it or changes, or clients have "
+                    f"different models; set another defence.by, such as 'geometric-median'"
                 )
             )
         if fed.task.has_classes and int(fed.public.labels.max()) >= fed.classes:
@@ -65,6 +67,13 @@ def update(fed: Federation, keep: Params) -> Params:
     """Return the update that the server trains on the public examples; rank 0 computes it."""
     pooled = fed.pooled()
     pooled.load(keep)
-    fed.job.algorithm.train(fed, pooled, keep, fed.t, data=fed.public, phase="root")
+    counts = fed.label_counts
+    if fed.task.has_classes:
+        public = fed.task.counts(fed.public.labels, fed.classes)
+        fed.label_counts = ChangedCounts(counts, {pooled.id: public})
+    try:
+        fed.job.algorithm.train(fed, pooled, keep, fed.t, data=fed.public, phase="root")
+    finally:
+        fed.label_counts = counts
     fed.tallies.pop(pooled.id, None)  # it is the server's work
     return pooled.params(keep.__contains__) - keep

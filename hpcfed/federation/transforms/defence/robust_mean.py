@@ -40,6 +40,7 @@ from hpcfed.federation.transforms.defence.buckets import Buckets
 from hpcfed.federation.transforms.defence.median import Median
 from hpcfed.federation.transforms.defence.rule import Choice, Rule, attackers_among
 from hpcfed.federation.transforms.privacy.noise import gaussian
+from hpcfed.federation.transforms.values import STATISTICS
 
 if TYPE_CHECKING:
     from hpcfed.config.defence import Defence as Settings
@@ -162,7 +163,8 @@ class OneMean:
         self.server = self.rule.server(fed, keep, defence.last.get(call, keep * 0.0))
         self.values = SideBySide(fed, terms, keep, per)
         trained = [name for name in keep if fed.trainable(name)]
-        self.compared = frozenset(trained or keep)
+        models = [name for name in keep if not name.endswith(STATISTICS)]  # one for each kind
+        self.compared = frozenset(trained or models or keep)
         self.pairs = self.rule.pairs or self.settings.bucket > 1  # lengths of groups need pairs too
 
     def compute(self) -> Params:
