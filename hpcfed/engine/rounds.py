@@ -241,7 +241,7 @@ class Rounds:
                     # edges without clients in this round are aggregated, and noise is added, too
                     if opened.cohort or fed.edges or (fed.rule and fed.rule.empty_cohorts):
                         with fed.store.past.set_recording():
-                            self.state = self._round(opened.cohort)
+                            self.state = self._round(opened)
                             self.schedule.report(opened.cohort)
                     return self._close(opened, start, flags)
             except Again:
@@ -251,13 +251,18 @@ class Rounds:
                 self._undo(*before)
                 raise
 
-    def _round(self, cohort: list[int]) -> State:
-        """Do the method's round, and return the new state; collective."""
+    def _round(self, opened: Opened) -> State:
+        """Do the method's round, and return the new state; collective.
+
+        If a secure sum fails, neither the server nor a client has learned anything.
+        """
         try:
-            state = self.schedule.round(self.fed, self.state, cohort, self.t)
+            state = self.schedule.round(self.fed, self.state, opened.cohort, self.t)
             return arranged(state, self.fed.device)
         except SumFailed as failure:
             self._keep_state(f"round {self.t + 1}", failure)
+            self.fed.store.past.undo()
+            opened.early.clear()
             return self.state
 
     def _keep_state(self, where: str, failure: SumFailed) -> None:
@@ -268,7 +273,7 @@ class Rounds:
         fed.tallies.secure_failed = True
         if fed.comm.rank == 0:
             fed.warnings.say(
-                f"{where}: {failure}; the server's state stays as it is, as secure.on_failure = "
+                f"{where}: {failure}; server and clients stay as they were, as secure.on_failure = "
                 f"'keep' has it"
             )
 

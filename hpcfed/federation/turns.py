@@ -105,9 +105,12 @@ class Turns:
             self._clock.heartbeat.visit(", ".join(f"{c.id} ({c.architecture})" for c in clients))
             drops = run.on_client_fault == "drop" and past.open
             # A turn is logged if nothing else has changed its clients in this round. After an
-            # exchange it depends on the participants, which change when a client leaves.
+            # exchange it depends on the participants, which change when a client leaves. A secure
+            # sum that fails undoes all turns.
+            secure = self._job.secure
             logged = past.open and past.before.isdisjoint(turn.group)
             logged = logged and not (drops and self._replay.exchanges)
+            logged = logged and (secure.by == "none" or secure.on_failure == "stop")
             for k in turn.group:
                 past.note(k)
             steady = memory_allocated(self._device)

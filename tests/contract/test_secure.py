@@ -84,7 +84,7 @@ def test_below_the_threshold_the_state_stays_and_bytes_are_counted(masks):
     assert not toy.differences(rounds.state, initial)
     assert len(messages) == 1
     assert messages[0].startswith("round 1: ")
-    assert "needs 6; the server's state stays" in messages[0]
+    assert "needs 6; server and clients stay" in messages[0]
     lost, reports = outcome.column("lost")[0], outcome.column("cohort")[0]
     assert lost.any()
     assert reports.any()
@@ -116,6 +116,14 @@ def test_a_run_that_is_resumed_has_the_same_bits(by, tmp_path):
     for outcome in spmd(3, lambda comm: toy.run(comm, job, resume=tmp_path)):
         assert not toy.differences(outcome.state, unbroken.state)
         assert not toy.differences(outcome.rows[-1], unbroken.rows[-1])
+
+
+def test_clients_remember_nothing_of_a_sum_that_failed():
+    flags = (*BOUND, *ALL, "--system.dropout", "0.7", "--secure.threshold", "0.9")
+    rounds = toy.start(Serial(), secure("scaffold", "secagg", *flags))
+    rounds.step()
+    assert [client.recall("control") for client in rounds.fed.clients.values()] == [None] * 6
+    assert not any(value.any() for value in rounds.state.c.values())
 
 
 def test_a_job_may_stop_when_a_sum_fails():
