@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pictures import reduce_colours
-from studyplan import PLAN, chosen, difference, final, methods_of, results
+from studyplan import PLAN, Task, chosen, difference, final, methods_of, results
 
 from hpcfed.core.wording import count_noun
 from hpcfed.report.differences import Paired, holm
@@ -65,11 +65,13 @@ def write(rows: Mapping[str, Any]) -> None:
     for cell in PLAN["cells"]:
         runs, baselines = finished(cell, dict(rows))
         if runs:
-            undecided = missing(cell, dict(rows), runs)
+            undecided, failed = missing(cell, dict(rows)), diverged(cell, dict(rows))
             so_far = f"So far without {', '.join(undecided)}." if undecided else "Complete."
-            parts += [f"## {cell}", "", so_far, "", *table(runs, baselines), ""]
+            lost = "".join(f" {name} diverged with {which}." for name, which in failed.items())
+            parts += [f"## {cell}", "", so_far + lost, "", *table(runs, baselines), ""]
             if not undecided:
-                means[cell] = {name: accuracy(by_seed) for name, by_seed in runs.items()}
+                whole = {name: by_seed for name, by_seed in runs.items() if name not in failed}
+                means[cell] = {name: accuracy(by_seed) for name, by_seed in whole.items()}
         for name in runs.keys() & baselines.keys() if "local" in runs else ():
             gain, over = (difference(runs[name], one) for one in (baselines[name], runs["local"]))
             if gain and gain.interval and over:
@@ -190,17 +192,33 @@ def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str
     return runs, baselines
 
 
-def missing(cell: str, rows: dict[str, Any], runs: Mapping[str, Runs]) -> list[str]:
-    """The methods of a cell that lack a run which the plan has; of some all trials diverge.
-
-    runs: of the cell.
-    """
-    unfinished, seeds = [], set(PLAN["seeds"][: PLAN["few"]])
+def missing(cell: str, rows: dict[str, Any]) -> list[str]:
+    """The methods of a cell that lack a run which the plan has; of some all trials diverge."""
+    unfinished = []
     for name in methods_of(cell):
         flags = chosen(cell, name, rows)
-        if flags is None or (flags and not seeds <= runs.get(name, {}).keys()):
+        if flags is None or (
+            flags and any(task.key not in rows for task in own(cell, name, flags))
+        ):
             unfinished.append(name)
     return unfinished
+
+
+def diverged(cell: str, rows: dict[str, Any]) -> dict[str, str]:
+    """The methods of a cell with runs that diverged, and with how many of the first seeds."""
+    found = {}
+    for name in methods_of(cell):
+        tasks = own(cell, name, flags) if (flags := chosen(cell, name, rows)) else []
+        lost = sum("accuracy" not in rows.get(task.key, {"accuracy": 0}) for task in tasks)
+        if lost:
+            found[name] = f"{lost} of {count_noun(len(tasks), 'seed')}"
+    return found
+
+
+def own(cell: str, name: str, flags: str) -> list[Task]:
+    """The runs of a method with the first seeds, without those of its matched baseline."""
+    seeds = PLAN["seeds"][: PLAN["few"]]
+    return [task for task in final(cell, name, flags, seeds) if task.kind != "matched"]
 
 
 def accuracy(runs: Runs) -> float:
