@@ -27,9 +27,10 @@ REASONS = (
     "whole or plain numbers",
     "sends its weight",
     "pfedknow prunes channels",
+    "the number of gradients in each update as it is",
 )
 RUNS = {  # these must not come to be refused
-    *("fedavg", "fedprox", "fednova", "feddyn", "moon", "scaffold", "fedopt", "fedrep", "ditto"),
+    *("fedavg", "fedprox", "feddyn", "moon", "scaffold", "fedopt", "fedrep", "ditto"),
     *("fedclassavg", "lgfedavg", "fedproto", "fedmd", "dsfl", "fml", "fedhenn", "fd"),
     *("perfedavg", "pfedme", "ktpfl", "feddf", "fedrare"),
 }

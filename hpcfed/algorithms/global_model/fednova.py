@@ -93,6 +93,11 @@ class FedNova(RoundBased):
                 "needs updates of a round's own gradients, but momentum is kept from the round "
                 "before; set local.keep_optimiser = false"
             )
+        elif job.privacy.bounds:
+            reasons["job"] = (
+                "needs the number of gradients in each update as it is, but privacy.clip scales it "
+                "with the update; set algorithm.name = 'fedavg'"
+            )
         elif self.mu:
             shrink = job.local.lr * self.mu
             times = islice(counts(job.local.momentum, shrink), EXAMINED)
