@@ -60,8 +60,8 @@ class Secure(Section):
     largest_weight: PositiveFloat | None = field(None, used_if="bound")
     """Largest weight of a client in a mean. Default: the largest number of examples of a client."""
     on_failure: Literal["keep", "stop"] = field("keep", used_if=ON)
-    """What happens if too few clients stay: the round leaves server and clients as they are (keep), or
-    the run ends (stop).
+    """What happens if too few clients stay: the round leaves server and clients as they are (keep),
+    or the run ends (stop).
     """
     slowdown: PositiveFloat = field(1.0, used_if=ON)
     """Time that clients' devices take for keys and masks, over that of one core of a server."""

@@ -11,12 +11,13 @@ Round:
 4. It sends its model.
 5. The server takes the weighted mean of the models.
 
-Deviations: the paper draws clients anew for the second half of a round. The authors' code (preset
-authors) restarts its generator, so that both sets are the same clients, who then need the model
-only once (sets = "same"). A client that is only in the second set computes its gradient there.
-If no gradient arrives the round changes nothing. Clients are weighted by examples, as in that code,
-and drawn without replacement. With batch normalisation the gradient is computed on batches of
-local.batch examples, each with its own statistics, which are not kept.
+Deviations: the paper draws clients anew for the second half of a round; those of the first half are
+drawn alike, whatever selection.by. The authors' code (preset authors) restarts its generator, so
+that both sets are the same clients, who then need the model only once (sets = "same"). A client
+that is only in the second set computes its gradient there. If no gradient arrives the round changes
+nothing. Clients are weighted by examples, as in that code, and drawn without replacement. With
+batch normalisation the gradient is computed on batches of local.batch examples, each with its own
+statistics, which are not kept.
 """
 
 from dataclasses import dataclass

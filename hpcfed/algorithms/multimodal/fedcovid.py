@@ -24,9 +24,10 @@ Deviations: d is the cosine distance, as in the code. p+_i is the mean of the ot
 side, positive or not, over a batch with its copies; p-_i is the mean of the items of the other
 side. An item that lacks one of these means contributes 0. The code takes triplets of logits
 instead, and divides the sum of losses by 3. n_k counts as 2 at least, because a client with one
-example would otherwise have the weight log 1 = 0. Not followed, being defects: in the code one
-network object serves all clients and the server; the proximal term has no gradient; small clients
-never train; the area under the precision-recall curve is that of the largest logit.
+example would otherwise have the weight log 1 = 0. Clients of the warm-up are drawn alike, whatever
+selection.by. Not followed, being defects: in the code one network object serves all clients and the
+server; the proximal term has no gradient; small clients never train; the area under the
+precision-recall curve is that of the largest logit.
 """
 
 import math

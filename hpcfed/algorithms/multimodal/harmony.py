@@ -22,8 +22,9 @@ Deviations: means are weighted by examples, in the authors' code (xmouyang/Harmo
 1; the code never exchanges them. A modality that a client lacks counts as discrepancy 0. K-means
 starts from points far from each other, so that the order of clients does not matter; the code draws
 its start. Encoders learn at a tenth of the rate in stage 2, which the code declares, and then
-overwrites. Not followed, being defects: three of four of its servers add the mean update to
-classifiers that contain the client's own already; one has its clusters written down by hand.
+overwrites. Clients of stage 2 are drawn alike, whatever selection.by. Not followed, being defects:
+three of four of its servers add the mean update to classifiers that contain the client's own
+already; one has its clusters written down by hand.
 """
 
 from collections.abc import Callable
