@@ -101,8 +101,8 @@ class Balance:
 
     @property
     def knows_all(self) -> bool:
-        """Whether clients of every architecture have trained."""
-        return self._rates.keys() >= self.kinds
+        """Whether all clients have trained, or some of every architecture."""
+        return bool(np.isfinite(self.seconds).all()) or self._rates.keys() >= self.kinds
 
     def deal(self, cohort: list[int]) -> None:
         """Distribute the cohort evenly over all ranks, in complete groups; collective."""
@@ -121,7 +121,7 @@ class Balance:
         if not self.knows_all:
             return 0
         ranks = self.fed.placement.ranks
-        of_kind = np.array([self._rates[kind] for kind in self.fed.architectures])
+        of_kind = np.array([self._rates.get(kind, np.nan) for kind in self.fed.architectures])
         seconds = np.where(np.isfinite(self.seconds), self.seconds, of_kind)
         costs = (seconds * self.fed.sizes).tolist()  # of one epoch
         new = better(costs, ranks, self.fed.placement.speeds)

@@ -43,3 +43,13 @@ def test_what_is_lost_waits_while_a_client_is_lost():
             lost += waits
         before = after
     assert lost
+
+
+@pytest.mark.parametrize("method", ["mifa", "scaffold", "fedsplit", "fedpd"])
+def test_changes_that_the_server_adds_up_lose_nothing_in_the_sum(method: str):
+    flags = ("--compression.by", "top-k", "--compression.min_size", "16", "--rounds", "3")
+    auto, ef14 = (
+        toy.run(Serial(), toy.job(method, *flags, "--compression.feedback", feedback))
+        for feedback in ("auto", "ef14")
+    )
+    assert toy.differences(auto.state, ef14.state) == []

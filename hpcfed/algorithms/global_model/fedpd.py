@@ -116,7 +116,9 @@ class FedPD(RoundBased):
         for name in ("made", "anchor"):
             memory.pop(name, None)
         change = Params({**(target - sent), **buffers})
-        return Upload(Mean.of(change, self.weight(client)))
+        return Upload(
+            Mean.of(change, self.weight(client)), relative_to=without_trained(fed, anchor)
+        )
 
     def averaged(self, fed: Federation, state: Params) -> Params:
         return without_trained(fed, state)

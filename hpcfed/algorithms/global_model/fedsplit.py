@@ -63,7 +63,8 @@ class FedSplit(RoundBased):
         change = 2 * (client.params(fed.trainable) - common)
         client.memory["z"] = z + change
         buffers = client.params(lambda name: not fed.trainable(name))
-        return Upload(Mean.of(Params({**change, **buffers}), self.weight(client)))
+        sent = Mean.of(Params({**change, **buffers}), self.weight(client))
+        return Upload(sent, relative_to=without_trained(fed, download))
 
     def averaged(self, fed: Federation, state: Params) -> Params:
         return without_trained(fed, state)

@@ -68,7 +68,8 @@ class MIFA(RoundBased):
         new = (-1 / learning_rate(fed, t)) * change.pick(fed.trainable)
         last = Params(client.memory.get("update", new * 0))
         client.memory["update"] = new
-        return Upload(Mean.of(Params({**change, **(new - last)}), self.weight(client)))
+        sent = Params({**change, **(new - last)})
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=sent * 0)
 
     def averaged(self, fed: Federation, state: State) -> Params:
         return state.x * 0

@@ -107,7 +107,7 @@ class Scaffold(RoundBased):
         return Upload(
             x=Mean.of(change, self.weight(client)),
             c=Mean.of(unit * (new - control)),
-            relative_to={"x": expected_change(change, c, unit)},
+            relative_to={"x": expected_change(change, c, unit), "c": c * 0},
         )
 
     def unit(self, fed: Federation) -> float:
