@@ -65,7 +65,8 @@ class FedLAW(RoundBased):
         if not self.server_epochs:
             return super().aggregate(fed, state, uploads)
         models = fed.at_root({k: sent.terms[0].value for k, sent in uploads})
-        claimed = fed.gather({k: torch.tensor([sent.terms[0].weight]) for k, sent in uploads})
+        weights = ((k, sent.terms[0].weight) for k, sent in uploads)
+        claimed = fed.gather({k: torch.tensor([w], device=fed.device) for k, w in weights})
         return fed.on_root(lambda: self.learn(fed, models, claimed) if models else state)
 
     def learn(
