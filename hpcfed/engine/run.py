@@ -137,7 +137,7 @@ def check_rounds(job: Job, done: int, folder: Path) -> None:
 def warn(fed: Federation, decided: World) -> None:
     """Say the warnings about job and data, and about ranks without clients, which stay idle."""
     for line in decided.warnings:
-        fed.warnings.say(f"{line}")
+        fed.warnings.say(line)
     if fed.job.run.precision == "bf16" and fed.device.type == "cpu" and find_bfloat16() == "":
         fed.warnings.say(
             "this processor has no instructions for bfloat16 (avx512_bf16, amx_bf16): "
@@ -161,7 +161,7 @@ def keep_partition(world: World, folder: Path, rounds: Rounds) -> None:
         try:
             world.partition.save(path, rounds.run_id)
         except WriteError as error:
-            rounds.fed.warnings.say(f"{error}")
+            rounds.fed.warnings.say(str(error))
 
 
 def open_results(

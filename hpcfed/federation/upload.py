@@ -40,8 +40,9 @@ class Upload:
 
     relative_to: the value of which a part is a new version, so that part - relative_to is the
     update; zeros for an update that the server adds to those before, so that compression makes up
-    later for what it loses; by default none: the part is no update. For several parts, a dict by
-    the part's name. Transforms that need it (compression, clipping) get it; it is not sent.
+    later for what it loses; by default none: the part is another update already, or no update. For
+    several parts, a dict by the part's name. Transforms that need it (compression, clipping) get
+    it; it is not sent.
     receivers: number of clients to which the upload goes; each of them gets all bytes.
     lasting: whether the values at the same positions of the client's next upload are new versions
     of these. They are not if they belong to public examples that were drawn for this round.
