@@ -111,7 +111,9 @@ def message(folder: Path) -> str:
 
 def diverged(message: str) -> bool:
     """Whether a run has ended because a loss, a weight or an upload was nan or infinite."""
-    return "the loss is nan" in message or "nan or infinite" in message
+    return any(
+        words in message for words in ("the loss is nan", "the loss is inf", "nan or infinite")
+    )
 
 
 def remove(folder: Path) -> None:
