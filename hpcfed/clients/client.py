@@ -252,9 +252,10 @@ class Client:
     @property
     def task(self) -> Task:
         """What the labels are, and the loss by which they are learned."""
-        weighted, labels = self.store.weighted_task, self.train.labels
+        weighted = self.store.weighted_task
         if not weighted:
             return self.store.task
+        labels = self.train.labels
         if self._task is None or self._task[0] is not labels:  # an attacker changes its labels
             self._task = labels, weighted(labels)
         return self._task[1]
