@@ -39,6 +39,8 @@ class Section(Limited):
 # the data are divided among clients, who do not make their own; by a partition drawn here
 DIVIDED = {"name": other_than("synthetic")}
 DRAWN = {"name": other_than("synthetic"), "partition_file": None}
+# clients who make their own examples have a partition by nature
+NOT_READ = ({"name": "synthetic"}, {"partition_file": None})
 BY_CLASS = {**DRAWN, "partition": tuple(n for n, one in PARTITIONS.items() if one.by_class)}
 OF_IMAGES = {"data.name": other_than("synthetic")}
 
@@ -126,7 +128,7 @@ class Data(Section):
         "inner-dirichlet",
         "pathological",
         "distribution",
-    ] = field("dirichlet", used_if=DRAWN, refused=False)
+    ] = field("dirichlet", used_if=NOT_READ, refused=False)
     """How the training examples are assigned to clients (`hpcfed list partitions`)."""
     partition_by: Literal["label", "client"] = field("label", used_if=BY_CLASS, refused=False)
     """What partitions by class use as classes: labels, or any column (columns.client, or the data's
@@ -221,7 +223,7 @@ class Data(Section):
     """Folder of images, hf: scale images to this height and width in pixels; 0: all have one
     size.
     """
-    test_share: Annotated[float, Gt(0), Le(1e6)] = field(0.3, used_if=DRAWN, refused=False)
+    test_share: Annotated[float, Gt(0), Le(1e6)] = field(0.3, used_if=NOT_READ, refused=False)
     """Size of a client's test set as a share of its training set; natural clients of data whose
     test examples name their users have all of those instead.
     """
