@@ -246,7 +246,10 @@ VAIN = "data.alpha = 0.1 has no effect with data.partition = 'iid'"
             "",
             "--data.partition_file p.h5 --data.partition iid --data.test_share 0.5",
             {},
-            ['data.partition = "iid" has no effect with data.name', "data.test_share = 0.5 has no "],
+            [
+                'data.partition = "iid" has no effect with data.name',
+                "data.test_share = 0.5 has no ",
+            ],
         ),
         (
             IID,
