@@ -221,10 +221,10 @@ def path(data: str, row: Row, seed: int) -> Path:
 
 def timed(data: str, seed: int) -> Path:
     """The result file of FedAvg's run on this processor: that of its row, or one beside it."""
-    own = path(data, rows()[BASE], seed)
-    if not own.exists() or load(own).header["hardware"]["cpu"] == name_processor():
-        return own
-    return own.with_name(f"{data}-{slug(BASE)}-on-{slug(name_processor())}-seed{seed}.h5")
+    file = path(data, rows()[BASE], seed)
+    if not file.exists() or load(file).header["hardware"]["cpu"] == name_processor():
+        return file
+    return file.with_name(f"{data}-{slug(BASE)}-on-{slug(name_processor())}-seed{seed}.h5")
 
 
 def of_base(data: str) -> dict[tuple[str, int], float]:

@@ -70,8 +70,8 @@ def write(rows: Mapping[str, Any]) -> None:
             lost = "".join(f" {name} diverged with {which}." for name, which in failed.items())
             parts += [f"## {cell}", "", so_far + lost, "", *table(runs, baselines), ""]
             if not undecided:
-                whole = {name: by_seed for name, by_seed in runs.items() if name not in failed}
-                means[cell] = {name: accuracy(by_seed) for name, by_seed in whole.items()}
+                complete = {n: by_seed for n, by_seed in runs.items() if n not in failed}
+                means[cell] = {name: accuracy(by_seed) for name, by_seed in complete.items()}
         for name in runs.keys() & baselines.keys() if "local" in runs else ():
             gain, over = (difference(runs[name], one) for one in (baselines[name], runs["local"]))
             if gain and gain.interval and over:
@@ -206,13 +206,13 @@ def missing(cell: str, rows: dict[str, Any]) -> list[str]:
 
 def diverged(cell: str, rows: dict[str, Any]) -> dict[str, str]:
     """The methods of a cell with runs that diverged, and with how many of the first seeds."""
-    found = {}
+    losses = {}
     for name in methods_of(cell):
         tasks = own(cell, name, flags) if (flags := chosen(cell, name, rows)) else []
         lost = sum("accuracy" not in rows.get(task.key, {"accuracy": 0}) for task in tasks)
         if lost:
-            found[name] = f"{lost} of {count_noun(len(tasks), 'seed')}"
-    return found
+            losses[name] = f"{lost} of {count_noun(len(tasks), 'seed')}"
+    return losses
 
 
 def own(cell: str, name: str, flags: str) -> list[Task]:

@@ -213,7 +213,7 @@ def test_without_its_instructions_bfloat16_is_computed_by_float32(
     layer: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ):
     """Outputs and gradients are those of torch's kernels, whose sums are rounded more often."""
-    found = {}
+    tensors = {}
     choose_precisions(layer)
     for emulated in (False, True):
         monkeypatch.setattr(precision, "is_emulated", lambda emulated=emulated: emulated)
@@ -223,8 +223,8 @@ def test_without_its_instructions_bfloat16_is_computed_by_float32(
             y = layer(x)
         assert y.dtype == torch.bfloat16
         y.float().square().sum().backward()
-        found[emulated] = [y.detach(), x.grad, *(weight.grad for weight in layer.parameters())]
-    for ours, torchs in zip(found[True], found[False], strict=True):
+        tensors[emulated] = [y.detach(), x.grad, *(weight.grad for weight in layer.parameters())]
+    for ours, torchs in zip(tensors[True], tensors[False], strict=True):
         assert torch.equal(ours, ours.bfloat16().to(ours.dtype))
         assert torch.dist(ours.float(), torchs.float()) < 0.02 * torchs.float().norm()
 

@@ -400,12 +400,14 @@ def check_batch(submit: bool, task: int | None, batch: Mapping[str, Any]) -> Non
 
     batch: the options by name; those that are not given are None, and nodes is 1.
     """
-    given = [name for name, value in batch.items() if (name, value) != ("nodes", 1)]
-    given = [f"--{name.replace('_', '-')}" for name in given if batch[name] is not None]
-    if given and not submit:
+    usual = {"nodes": 1}
+    flags = [
+        f"--{name.replace('_', '-')}" for name, value in batch.items() if value != usual.get(name)
+    ]
+    if flags and not submit:
         raise ConfigError(
-            f"sweep: {join_few(given, 3)}: of an array job, but without --submit the runs start "
-            f"here, now; add --submit, or remove {'it' if len(given) == 1 else 'them'}"
+            f"sweep: {join_few(flags, 3)}: of an array job, but without --submit the runs start "
+            f"here, now; add --submit, or remove {'it' if len(flags) == 1 else 'them'}"
         )
     if submit and task is not None:
         raise ConfigError(
