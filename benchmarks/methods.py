@@ -229,12 +229,13 @@ def timed(data: str, seed: int) -> Path:
 
 def of_base(data: str) -> dict[tuple[str, int], float]:
     """Seconds of FedAvg's runs, by processor and seed."""
-    return {
-        (load(file).header["hardware"]["cpu"], seed): measured(load(file))["seconds"]
+    runs = (
+        (seed, measured(load(file)))
         for seed in SEEDS
         for file in KEPT.glob(f"{data}-{slug(BASE)}*-seed{seed}.h5")
         if file == path(data, rows()[BASE], seed) or "-on-" in file.name
-    }
+    )
+    return {(run["cpu"], seed): run["seconds"] for seed, run in runs}
 
 
 def quick(path: Path) -> bool:

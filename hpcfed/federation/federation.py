@@ -121,7 +121,7 @@ class Federation:
     name, as `note_shapes` notes them), `begin` (opens a round), `data`, `gpu`, `trial` (notes, if
     only shapes and bytes count: then a training takes one step or none, and a pass over examples
     computes three of them), `stays` (whether all that clients compute now stays with them, as in a
-    block of `stay_with_clients`).
+    block of `stay_with_clients`), `counting` (labels of others than clients' own examples).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     pool: makes a client that holds all clients' data.
@@ -426,28 +426,39 @@ class Federation:
             yield from self.uplink.received_together(uploads)
 
     @contextmanager
+    def counting(self, labels: Mapping[int, np.ndarray]) -> Iterator[None]:
+        """Let `label_counts` count these labels, in the block, in the place of clients' own.
+
+        labels: those on which a client trains, by client.
+        """
+        counts = self.label_counts
+        changed = {k: self.task.counts(y, self.classes) for k, y in labels.items()}
+        self.label_counts = ChangedCounts(counts, changed)
+        try:
+            yield
+        finally:
+            self.label_counts = counts
+
+    @contextmanager
     def _with_examples(self, clients: Sequence[Client]) -> Iterator[None]:
         """Let clients train, in the block, on the examples that transforms give them."""
         changing = [t for t in self.transforms if type(t).examples is not Transform.examples]
         if not changing:
             yield
             return
-        trains, counts = [client.train for client in clients], self.label_counts
+        trains = [client.train for client in clients]
         for transform in changing:
             for client in clients:
                 client.train = transform.examples(self, client, client.train)
-        self.label_counts = ChangedCounts(
-            counts,
-            {
-                client.id: self.task.counts(client.train.labels, self.classes)
-                for client, train in zip(clients, trains, strict=True)
-                if client.train.labels is not train.labels
-            },
-        )
+        labels = {
+            client.id: client.train.labels
+            for client, train in zip(clients, trains, strict=True)
+            if client.train.labels is not train.labels
+        }
         try:
-            yield
+            with self.counting(labels):
+                yield
         finally:
-            self.label_counts = counts
             for client, train in zip(clients, trains, strict=True):
                 client.train = train
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.core.params import Params
-from hpcfed.federation.label_counts import ChangedCounts
 from hpcfed.federation.transforms.comparison import Comparison
 from hpcfed.federation.transforms.defence.rule import Choice, Rule
 
@@ -67,13 +66,7 @@ def update(fed: Federation, keep: Params) -> Params:
     """Return the update that the server trains on the public examples; rank 0 computes it."""
     pooled = fed.pooled()
     pooled.load(keep)
-    counts = fed.label_counts
-    if fed.task.has_classes:
-        public = fed.task.counts(fed.public.labels, fed.classes)
-        fed.label_counts = ChangedCounts(counts, {pooled.id: public})
-    try:
+    with fed.counting({pooled.id: fed.public.labels}):
         fed.job.algorithm.train(fed, pooled, keep, fed.t, data=fed.public, phase="root")
-    finally:
-        fed.label_counts = counts
     fed.tallies.pop(pooled.id, None)  # it is the server's work
     return pooled.params(keep.__contains__) - keep
