@@ -17,7 +17,7 @@ from findings import Findings, carry_out, run
 from mps import server
 
 DATA = Path("data/fashion_mnist.h5")
-PRECISIONS, RANKS = ("float32", "tf32", "bf16"), 8
+PRECISIONS, RANKS = ("tf32", "bf16", "float32"), 8
 JOB = (
     *("--algorithm.name", "fedclassavg", "--data.partition", "dirichlet", "--data.alpha", "0.5"),
     *("--clients", "20", "--local.augment", "simclr", "--local.batch", "64"),

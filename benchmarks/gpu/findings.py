@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -37,6 +38,7 @@ class Findings:
 
     def __init__(self, path: Path, pretend: bool, limit: float):
         self.path, self.pretend, self.start, self.limit = path, pretend, perf_counter(), limit
+        self.alone = threading.Lock()  # a step may do several things at once
         self.entries: dict[str, Any] = {
             "step": path.stem,
             "pretended": pretend,
@@ -58,15 +60,17 @@ class Findings:
 
     def value(self, name: str, value: Any) -> None:
         """Enter something that was measured or seen."""
-        self.entries["values"][name] = value
-        print(f"{name}: {value}", flush=True)
-        self.write()
+        with self.alone:
+            self.entries["values"][name] = value
+            print(f"{name}: {value}", flush=True)
+            self.write()
 
     def check(self, name: str, holds: bool) -> None:
         """Enter something that has to hold."""
-        self.entries["checks"][name] = bool(holds)
-        print(f"{'ok' if holds else 'FAILS'}: {name}", flush=True)
-        self.write()
+        with self.alone:
+            self.entries["checks"][name] = bool(holds)
+            print(f"{'ok' if holds else 'FAILS'}: {name}", flush=True)
+            self.write()
 
     def attempt(self, name: str, work: Callable[[], Any]) -> Any:
         """What `work` returns; None if it fails, which is a check that does not hold."""

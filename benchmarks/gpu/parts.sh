@@ -64,7 +64,7 @@ right() {
     beside "bits-$model" step2_bits.py --minutes 3 --models $model
   done
   beside failures step3_failures.py --minutes 3
-  beside recovery step8_recovery.py --minutes 3.7
+  beside recovery step8_recovery.py --minutes 3
   local shares names i=0
   shares=$("$PYTHON" -c "from hpcfed.config.methods import ALGORITHMS as A
 for i in range(9): print(*list(A)[i::9])")
@@ -80,11 +80,12 @@ fast() {
   if [ ${#AGAIN[@]} -gt 0 ]; then
     alone again step4_methods.py --minutes 1 --only "${AGAIN[@]}"
   fi
-  alone paper step6_headline.py --minutes 4 --parts paper
+  alone paper step6_headline.py --minutes 4.5 --parts paper
   alone packing step7_packing.py --minutes 4
 }
 
 more() {
+  alone first step9_first.py --minutes 1
   alone peers step6_headline.py --minutes 1.5 --parts peers
   alone curves curves.py --minutes 2.5 --data "$DATA"
   alone layouts step5_layouts.py --minutes 3

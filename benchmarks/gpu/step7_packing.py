@@ -1,5 +1,5 @@
-"""7: 1, 4 and 8 ranks on one GPU, with and without MPS, in float32 and tf32. Decides how clients
-are packed.
+"""7: 1 to 16 ranks on one GPU, with and without MPS, in three precisions. Decides how clients are
+packed.
 
 `FOLDER/env/bin/python benchmarks/gpu/step7_packing.py FOLDER`
 
@@ -26,9 +26,10 @@ from findings import Findings, carry_out, digest, run
 from mps import find, server
 
 STAGES = (  # with MPS?, precisions and ranks; what says most comes first: the time may end early
-    (False, (("float32", 1),)),
-    (True, (("float32", 8), ("tf32", 8))),
-    (False, (("tf32", 1), ("float32", 8), ("tf32", 8))),
+    (True, (("bf16", 8), ("tf32", 16))),
+    (False, (("tf32", 1), ("float32", 8))),
+    (True, (("bf16", 16), ("tf32", 8), ("float32", 8))),
+    (False, (("float32", 1), ("bf16", 1), ("tf32", 8))),
     (True, (("float32", 4), ("tf32", 4))),
 )
 TRIAL = ((False, (("float32", 1), ("float32", 2))),)  # on the CPU
@@ -78,7 +79,14 @@ def one(
     flags = [
         *case.words,
         *QUIET,
-        *("--rounds", str(rounds), "--run.device", report.kind, "--run.ranks_per_gpu", "8"),
+        *(
+            "--rounds",
+            str(rounds),
+            "--run.device",
+            report.kind,
+            "--run.ranks_per_gpu",
+            str(max(ranks, 8)),
+        ),
         *("--run.precision", precision, "--log.energy", str(not report.pretend).lower()),
         *("--training.engine", "traced" if report.pretend else "graphed"),
         *("--overwrite", "--out", str(out)),
