@@ -2,7 +2,7 @@
 # bash benchmarks/gpu/parts.sh PART [WHEELS] [--pretend] [--again METHOD ...]: one part of a quarter of an hour on a
 # machine with a GPU. It works in build/gpu (or $FOLDER), and leaves one archive and the end of its log in $OUT.
 #   right  what has to hold, all at once: facts, a user's first run, bits, failures, recovery, every method    4 minutes
-#   fast   what is measured, one after the other: engines and precisions beside naive loops, ranks and MPS    8
+#   fast   what is measured, one after the other: the first time, engines and precisions beside naive loops, ranks    9
 #   more   if there is time left: peers, curves, layouts with their slowest kernels, lanes and stacks    10 minutes
 # WHEELS: what wheels.py has fetched (default .whl). --pretend: toy sizes on the CPU, which show that the part works.
 # --again: methods that failed in `right` and were mended; they run first. DATA: Fashion-MNIST's HDF5 file.
@@ -33,7 +33,8 @@ alone() { # NAME SCRIPT [OPTION ...]: one step; its files lie in $FOLDER/NAME
 
 keep() { # what there is so far, for the part may be cut short
   (cd "$FOLDER" && find . -path ./env -prune -o -path ./out -prune -o -type f \
-    -regex '.*\.\(json\|log\|txt\|h5\)' -print0 | tar czf "$OUT/$PART.tgz" --null -T -)
+    -regex '.*\.\(json\|log\|txt\|h5\)' -print0 | tar czf "kept-$BASHPID" --null -T - 2> /dev/null
+    mv "kept-$BASHPID" "$OUT/$PART.tgz") # tar complains of logs that grow
 }
 
 beside() { # NAME SCRIPT [OPTION ...]: the same beside others
@@ -41,11 +42,12 @@ beside() { # NAME SCRIPT [OPTION ...]: the same beside others
   rm -f "$FOLDER/$1/failed"
   { "$PYTHON" "benchmarks/gpu/$2" "$FOLDER/$1" "${@:3}" $PRETEND || touch "$FOLDER/$1/failed"; } \
     > "$FOLDER/$1/log.txt" 2>&1 &
+  PROCESSES+=($!)
   BESIDE+=("$1")
 }
 
 together() { # wait for all steps that run beside each other, and say how they ended
-  wait
+  wait "${PROCESSES[@]}"
   for name in "${BESIDE[@]}"; do
     echo "== $name: $(tail -n 1 "$FOLDER/$name/log.txt")"
     [ -e "$FOLDER/$name/failed" ] && { FAILED=1; grep -ah FAILS "$FOLDER/$name/log.txt"; }
@@ -80,12 +82,12 @@ fast() {
   if [ ${#AGAIN[@]} -gt 0 ]; then
     alone again step4_methods.py --minutes 1 --only "${AGAIN[@]}"
   fi
+  alone first step9_first.py --minutes 1
   alone paper step6_headline.py --minutes 4.5 --parts paper
   alone packing step7_packing.py --minutes 4
 }
 
 more() {
-  alone first step9_first.py --minutes 1
   alone peers step6_headline.py --minutes 1.5 --parts peers
   alone curves curves.py --minutes 2.5 --data "$DATA"
   alone layouts step5_layouts.py --minutes 3
@@ -96,7 +98,9 @@ main() {
   if [ ! -x "$PYTHON" ]; then
     python3 benchmarks/gpu/install.py "$FOLDER" --wheels "$WHEELS" $PRETEND || { FAILED=1; return 1; }
   fi
-  BESIDE=()
+  BESIDE=() PROCESSES=()
+  (while sleep 15; do keep; done) > "$FOLDER/keep.txt" 2>&1 &
+  trap "kill $!" EXIT
   case $PART in
     right | fast | more) $PART ;;
     *) echo "there is no part $PART"; FAILED=2 ;;

@@ -61,6 +61,8 @@ class Conv2d(nn.Conv2d):
         # nothing to gain here, and `models.trace` must see whole weights
         if x.is_meta:
             return super().forward(x)
+        if x.is_cuda and 1 < self.groups == self.in_channels:
+            return depthwise(self, x)
         rows, columns = map(
             kernel_windows, x.shape[2:], self.kernel_size, self.padding, self.stride
         )
@@ -73,6 +75,25 @@ class Conv2d(nn.Conv2d):
         parts = [kernel_part(weight, r, c) for r in rows for c in columns]
         outputs = apply_parts(x, parts, self.bias)
         return outputs.unflatten(1, (len(rows), len(columns), -1)).permute(0, 3, 1, 2)
+
+
+def depthwise(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """Return the output of a depthwise convolution, by torch's own kernel on a GPU.
+
+    With channels last torch takes cuDNN's, which is planned anew for each size of a batch: 0.1 s a
+    layer on an H200, 1.7 s for ShuffleNetV2, and a client's last batch has a size of its own.
+    """
+    # the stride of an axis of length 1 says how a weight lies; a view has that of channels first
+    weight = layer.weight.flatten().view(layer.weight.shape)
+    return F.conv2d(
+        x.contiguous(),
+        weight,
+        layer.bias,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.groups,
+    )
 
 
 def kernel_part(weight: Tensor, rows: slice, columns: slice) -> Tensor:

@@ -15,7 +15,14 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import scoped
 from hpcfed.models import MODELS, build, check
 from hpcfed.models.cost import cost, work
-from hpcfed.models.layers import BatchNorm2d, Conv2d, kernel_part, kernel_windows, use_group_norm
+from hpcfed.models.layers import (
+    BatchNorm2d,
+    Conv2d,
+    depthwise,
+    kernel_part,
+    kernel_windows,
+    use_group_norm,
+)
 
 each_model = pytest.mark.parametrize(
     "name", [name for name, entry in MODELS.items() if entry.takes((1, 28, 28))]
@@ -257,6 +264,30 @@ def test_the_used_part_of_a_kernel_is_a_slice_with_a_gradient_of_one_operation()
     (gradient,) = torch.autograd.grad(part.sum(), [weight])
     assert gradient[:, 1:3, :4].eq(1).all() and gradient.sum() == part.numel()
     assert kernel_part(weight, slice(0, 3), slice(0, 5)) is weight
+
+
+@pytest.mark.parametrize("outputs", [6, 12])
+def test_a_gpus_depthwise_convolution_gets_tensors_with_channels_first_and_has_the_same_values(
+    outputs, monkeypatch
+):
+    layer = nn.Conv2d(6, outputs, 3, stride=2, padding=1, groups=6).double()
+    layer = layer.to(memory_format=torch.channels_last)
+    x = images(2, (6, 5, 7)).double().to(memory_format=torch.channels_last).requires_grad_()
+    expected = layer(x)
+    wanted = torch.autograd.grad(expected.square().sum(), [x, *layer.parameters()])
+    convolve, strides = nn.functional.conv2d, []
+
+    def watched(x, weight, *more):
+        strides.append((x.stride(), weight.stride()))
+        return convolve(x, weight, *more)
+
+    monkeypatch.setattr(nn.functional, "conv2d", watched)
+    y = depthwise(layer, x)
+    # torch takes a tensor for channels-last by its strides, also where an axis has length 1
+    assert strides == [((6 * 5 * 7, 5 * 7, 7, 1), (9, 9, 3, 1))]
+    torch.testing.assert_close(y, expected)
+    gradients = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
+    torch.testing.assert_close(gradients, wanted)
 
 
 def test_the_gradient_of_a_convolution_as_a_matrix_product_lies_as_its_weight_does():
