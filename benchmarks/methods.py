@@ -63,6 +63,7 @@ SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds
     "fedclassavg": "--local.lr 0.02",  # 0.05 diverges on CIFAR-10
     "fedcompass": "--local.steps 10 --algorithm.min_steps 5",  # 10 steps are an epoch
     "fedet": "--algorithm.server_epochs 1 --algorithm.server_batch 20",
+    "fedgen": "--local.lr 0.02",  # 0.05 diverges on CIFAR-10
     "fedgh": "--algorithm.server_epochs 10",
     "fedgkt": "--models.mix resnet8 --models.server resnet20-server --algorithm.server_epochs 1",
     "fedhenn": "--algorithm.rad_size 100 --algorithm.align_every 5 --algorithm.eta0 0.1",
