@@ -17,7 +17,7 @@ from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.inputs import zeros
 from hpcfed.core.payload import on_device, row_major
-from hpcfed.models import build
+from hpcfed.models import build, for_shapes
 from hpcfed.models.cost import work
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout, Skeleton
@@ -178,10 +178,10 @@ class ClientStore:
     def layout(self, architecture: str) -> Layout:
         """Return the names and shapes of an architecture's tensors; computed once.
 
-        No weights are made for it.
+        No weights are made for it, unless the model's code is from elsewhere.
         """
         if architecture not in self.layouts:
-            with torch.device("meta"):
+            with for_shapes(architecture):
                 self.layouts[architecture] = Layout.of(self.build(architecture))
         return self.layouts[architecture]
 

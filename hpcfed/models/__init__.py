@@ -12,6 +12,7 @@ that ends in a linear layer (`hpcfed.models.user_model`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.architectures import MODELS as MODELS
@@ -27,17 +28,32 @@ if TYPE_CHECKING:
     from hpcfed.models.model import Model, Pair
 
 
+def for_shapes(name: str) -> AbstractContextManager[object]:
+    """Return a context in which a model is built for its names and shapes alone.
+
+    A model of hpcfed or a dual encoder gets no weights: torch's meta device has none. Code from
+    elsewhere may read values of the tensors that it makes, so its models are built as always.
+    Random streams stay as they are.
+    """
+    import torch
+
+    from hpcfed.core import rng
+
+    base = Architecture.parse(name).base
+    if ":" in base and not find(base).dual:
+        return rng.scoped(0, "shapes")
+    return torch.device("meta")
+
+
 def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:
     """Return the width of a model's representation; random streams stay as they are.
 
     Raises ConfigError as `build`.
     """
-    import torch
-
     base = Architecture.parse(name).base
     if ":" not in base or find(base).text:
         return values(shape) if base == "logistic" else d
-    with torch.device("meta"):
+    with for_shapes(name):
         return build(name, shape, classes, d).head.in_features
 
 

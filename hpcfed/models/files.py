@@ -20,6 +20,7 @@ from hpcfed.core.registry import refuse_import
 from hpcfed.core.safe_read import convert_read_errors, parse_json
 from hpcfed.core.shapes import Modality, Shapes, read_numbers, read_shape, write_shape
 from hpcfed.models import scores
+from hpcfed.models.model import every_tensor
 from hpcfed.models.trained import KINDS, About, Trained, assemble_model
 from hpcfed.tasks import from_facts
 
@@ -42,7 +43,7 @@ def encode(model: Trained) -> bytes:
     The metadata hold format and version, and each field of `About` as JSON.
     """
     library = import_extra("safetensors.torch", "models", "a file of a trained model")
-    tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
+    tensors = {name: value.contiguous() for name, value in every_tensor(model).items()}
     return library.save(tensors, metadata=describe(model.about))
 
 

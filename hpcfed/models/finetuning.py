@@ -30,7 +30,7 @@ from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.paths import only_regular
 from hpcfed.core.wording import join_few
-from hpcfed.models.model import Extended, Model, Pair
+from hpcfed.models.model import Extended, Model, Pair, every_tensor
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -238,7 +238,7 @@ def settled(cls: Any) -> Any:
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's tensors by the names of the plain model, with LoRA's matrices merged."""
     tensors: dict[str, Tensor] = {}
-    for name, value in module.state_dict().items():
+    for name, value in every_tensor(module).items():
         path, mark, rest = name.partition(MARK)
         tensor = rest.partition(".")[0]
         layer: Any = module.get_submodule(path) if mark else None

@@ -127,6 +127,14 @@ class Pair(nn.Module):
         return self.own(x)
 
 
+def every_tensor(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers by name, with those that a state dict leaves out.
+
+    A client has them all: buffers that are not persistent are averaged and kept as others are.
+    """
+    return {**dict(module.named_buffers()), **module.state_dict()}
+
+
 def stem(body: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Split a row of layers after its first ReLU into two modules, first and rest.
 

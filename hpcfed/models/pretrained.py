@@ -120,11 +120,13 @@ def load(model: Model, name: str, path: Path) -> None:
 def rename(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a file by their names in the model."""
     tensors = {n.removeprefix("module."): v for n, v in tensors.items()}
-    if any(n.startswith("body.") for n in tensors) and "head.weight" in tensors:
-        return tensors
     if any(n.startswith("model.body.") for n in tensors):  # a file of `hpcfed models`
         return {n.removeprefix("model."): v for n, v in tensors.items()}
     last = f"{model.last}." if model.last else ""
     inner = {n: v for n, v in tensors.items() if not last or not n.startswith(last)}
     head = {n.removeprefix(last): v for n, v in tensors.items() if last and n.startswith(last)}
-    return {f"body.{n}": v for n, v in inner.items()} | {f"head.{n}": v for n, v in head.items()}
+    renamed = {f"body.{n}": v for n, v in inner.items()}
+    renamed |= {f"head.{n}": v for n, v in head.items()}
+    # a user's own class may have a `body` and a `head` too
+    names = {n for n, _ in model.named_parameters()}
+    return max(tensors, renamed, key=lambda named: len(named.keys() & names))

@@ -20,8 +20,8 @@ from hpcfed.core.encoder import Encoder
 from hpcfed.core.errors import CheckpointError, DataError
 from hpcfed.core.inputs import prepare
 from hpcfed.core.shapes import Shapes
-from hpcfed.models import build
-from hpcfed.models.model import Extended, Model, stem
+from hpcfed.models import build, for_shapes
+from hpcfed.models.model import Extended, Model, every_tensor, stem
 from hpcfed.models.scores import mask_logits, nearest
 from hpcfed.tasks import from_facts
 from hpcfed.tasks.classification import Classification
@@ -251,15 +251,23 @@ def assemble_model(about: About, tensors: Mapping[str, Tensor]) -> Trained:
     The model shares the tensors. Random streams stay as they are. Raises CheckpointError if the
     tensors are not those of such a model.
     """
-    with torch.device("meta"):
+    with for_shapes(about.architecture):
         model = KINDS[about.kind](about)
+    unsaved = every_tensor(model).keys() - model.state_dict().keys()
     try:
-        model.load_state_dict(tensors, strict=True, assign=True)
+        model.load_state_dict(
+            {name: value for name, value in tensors.items() if name not in unsaved},
+            strict=True,
+            assign=True,
+        )
     except RuntimeError as error:
         raise CheckpointError(
             f"client {about.client}: these tensors are not those of {about.architecture}: "
             f"{str(error).splitlines()[-1].strip()}"
         ) from error
+    for name in unsaved & tensors.keys():
+        path, _, buffer = name.rpartition(".")
+        setattr(model.get_submodule(path), buffer, tensors[name])
     for part in model.modules():
         if isinstance(part, Model):
             part.to(memory_format=part.memory_format)  # type: ignore[call-overload]  # as `build`

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
@@ -72,7 +73,8 @@ def make(
 
 
 def check_tensors(place: str, module: nn.Module) -> None:
-    """Raise ConfigError for compiled modules, and for tensors that cannot be written in place.
+    """Raise ConfigError for compiled modules, for statistics that all clients of a rank would
+    share, and for tensors that cannot be written in place.
 
     place: begins the message.
     """
@@ -81,6 +83,11 @@ def check_tensors(place: str, module: nn.Module) -> None:
             raise ConfigError(
                 f"{place}: {name or 'the model'} is a module of torch.jit, which cannot be split "
                 f"into body and head; return the nn.Module without torch.jit.script or trace"
+            )
+        if isinstance(layer, _BatchNorm) and layer.momentum is None and layer.track_running_stats:
+            raise ConfigError(
+                f"{place}: {name} has momentum = None: its running statistics depend on how many "
+                f"batches it has seen, which are those of all clients of a rank; set momentum = 0.1"
             )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.layout != torch.strided:
@@ -299,7 +306,16 @@ def last_function(out: Tensor, layers: list[tuple[str, Tensor]]) -> str:
             after = y.sigmoid() if end == "sigmoid" else getattr(F, end)(y, *[1][: "soft" in end])
             if torch.allclose(after, out) and not torch.equal(y, out):
                 return f"the model ends in {end}; return the output of {layer} as it is"
+    for end, values in (("softmax", out), ("log_softmax", out.exp())):
+        if not out.is_meta and out.shape[1] > 1 and are_shares(values):
+            return f"the model ends in {end}; return what it is applied to"
     return ""
+
+
+def are_shares(values: Tensor) -> bool:
+    """Return whether the values of each row lie in 0..1 and sum to 1."""
+    sums = values.sum(1)
+    return bool((values >= 0).all()) and torch.allclose(sums, torch.ones_like(sums))
 
 
 def without(module: nn.Module, layer: str) -> nn.Module:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.core.params import Params
-from hpcfed.models import build
+from hpcfed.models import build, for_shapes
 from hpcfed.models.model import Model
 from hpcfed.models.trace import FIXED, Axis, Trace
 
@@ -159,7 +159,7 @@ def structure(name: str, shape: tuple[int, ...], classes: int, d: int) -> Units:
 
     Raises ConfigError as `units`.
     """
-    with torch.device("meta"):
+    with for_shapes(name):
         return units(build(name, shape, classes, d), shape)  # type: ignore[arg-type]  # no pair
 
 
