@@ -181,9 +181,10 @@ class DataSet:
             self, task=task, train=replace(self.train, y=train), test=replace(self.test, y=test)
         )
 
-    def of_domains(self, names: Collection[str]) -> DataSet:
+    def of_domains(self, names: Collection[str], own: bool) -> DataSet:
         """Return the examples of these natural clients alone.
 
+        own: they are a user's own, whose mean and deviation are those of the examples in use.
         Raises ConfigError for a name that the data do not have.
         """
         users = {self.domain(name, "data.domains") for name in names}
@@ -193,8 +194,12 @@ class DataSet:
             np.flatnonzero(np.isin(np.asarray(split.users), [*users]))
             for split in (self.train, self.test)
         )
-        groups = None if self.groups is None else self.groups[test]
-        return replace(self, train=self.train.take(train), test=self.test.take(test), groups=groups)
+        changes: dict[str, Any] = {"train": self.train.take(train), "test": self.test.take(test)}
+        if self.groups is not None:
+            changes["groups"] = self.groups[test]
+        if own and len(train) and not (self.text or self.modalities):
+            changes["mean"], changes["std"] = moments(changes["train"].x)
+        return replace(self, **changes)
 
     def domain(self, name: str, field: str) -> int:
         """Return the number of the natural client of this name.

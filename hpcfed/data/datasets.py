@@ -23,9 +23,10 @@ def load(name: str, root: Path, download: bool = True, how: Reading = READING) -
 
     Raises also ConfigError for a task that the job names and the data do not have.
     """
-    data = read(name, root, download, how).fitted()
+    data = read(name, root, download, how)
     if how.domains:
-        data = data.of_domains(how.domains)
+        data = data.of_domains(how.domains, own=name not in DATASETS)
+    data = data.fitted()
     if how.task not in ("", data.task.name):
         raise ConfigError(
             f"data.task = {how.task!r}, but the labels of {name} are "

@@ -28,7 +28,10 @@ from hpcfed.tasks.classification import Classification
 
 ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".gif")
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
-GREY = ("1", "L", "I;16", "I", "LA")  # Pillow's modes of images without colour
+DEEP = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of images of more than 8 bits
+GREY = ("1", "L", "LA", *DEEP)  # of images without colour
+COLOUR = ("P", "RGB", "RGBA", "CMYK", "YCbCr")
+DARK = 4096  # least value that an image of 16 bits has somewhere; 12 bits have none as large
 TRAIN, TEST = "train", "test"
 LIST, NAME = "metadata.csv", "file_name"  # as Hugging Face's image folders have them
 FOLDER = "folder"  # the value of columns.client if the first level of folders names the clients
@@ -265,15 +268,33 @@ def survey(images: Iterable[tuple[str, Image.Image]], wanted: int) -> tuple[bool
 
 def as_array(image: Image.Image, grey: bool, size: tuple[int, int], where: str) -> np.ndarray:
     """Return one image, [channels, height, width], uint8, scaled if it has another size."""
+    if image.mode not in (*GREY, *COLOUR):
+        raise DataError(
+            f"{where}: its pixels are of Pillow's mode {image.mode}, which has no fixed range; "
+            f"save images with 8 bits a value"
+        )
     try:
-        if image.mode in ("I;16", "I"):  # 16 bits; "L" would cut them at 255
-            image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+        if image.mode in DEEP:  # "L" would cut them at 255
+            image = shallow(np.asarray(image), where)
         image = image.convert("L" if grey else "RGB")
         if image.size != size:
             image = image.resize(size, Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
+    except DataError:
+        raise
     except Exception as error:  # Pillow raises exceptions of many types over damaged images
         raise DataError(
             f"{where}: is not a whole image: {error or type(error).__name__}; save it again"
         ) from error
     return pixels[None] if grey else np.moveaxis(pixels, 2, 0)
+
+
+def shallow(pixels: np.ndarray, where: str) -> Image.Image:
+    """Return an image of 16 bits with 8; raises DataError for values that are not of 16 bits."""
+    least, most = int(pixels.min()), int(pixels.max())
+    if least < 0 or most > 65_535 or 0 < most < DARK:
+        raise DataError(
+            f"{where}: is read as 16 bits (0..65535), but its values lie in {least}..{most}, of "
+            f"which little would be left; save images with 8 bits, scaled to 0..255"
+        )
+    return Image.fromarray((pixels // 256).astype(np.uint8))

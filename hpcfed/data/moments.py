@@ -21,4 +21,5 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     count = x.size / x.shape[1]
     mean = total / count
     std = np.sqrt(np.maximum(square / count - mean**2, 0))
-    return tuple(mean.tolist()), tuple(np.where(std > 1e-7, std, 1.0).tolist())
+    constant = std <= 1e-7 * np.abs(mean)  # rounding of the sums gives as much
+    return tuple(mean.tolist()), tuple(np.where(constant, 1.0, std).tolist())

@@ -36,6 +36,7 @@ GROUPS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # may also be a number in group
 CLOCK = r"[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"
 DATE = re.compile(rf"\d{{4}}-\d\d-\d\d({CLOCK})?")
 DAY = 86_400.0  # seconds
+EXACT = 2**53  # from here on, floating point skips whole numbers
 FEW = 8  # maximum columns or values in a message
 VALUE = 16  # bytes that a value of a column takes while it is read, and as a number afterwards
 CELL = 2**24  # maximum characters of one value of a CSV file
@@ -170,6 +171,7 @@ def parse_csv(
                 if days is not None:
                     columns[name] = days
                     dates.add(name)
+                columns[name] = flags(columns[name])
         yield Table(
             where,
             columns,
@@ -224,8 +226,9 @@ def to_column(
 ) -> tuple[np.ndarray, bool]:
     """Return the values of a column as numbers, float64, if all that are present are numbers.
 
-    Otherwise returns str objects, with None for missing values. The second value is whether the
-    numbers have decimal commas.
+    Otherwise, and for whole numbers of so many digits that some would become equal, returns str
+    objects, with None for missing values. The second value is whether the numbers have decimal
+    commas.
     missing: the words that stand for missing values, in lower case.
     words: return words in any case.  commas: commas are decimal commas, if there are any.
     """
@@ -237,11 +240,19 @@ def to_column(
         if words:
             raise ValueError
         points = [v.replace(",", ".") for v in numbers] if commas else numbers
-        return np.array(points).astype(np.float64), commas
+        column = np.array(points).astype(np.float64)
+        if not (np.abs(column) >= EXACT).any() or not are_whole(points, gaps):
+            return column, commas
+        raise ValueError
     except ValueError:
         texts = np.array(stripped, object)
         texts[gaps] = None
         return texts, False
+
+
+def are_whole(values: Sequence[str], gaps: np.ndarray) -> bool:
+    """Return whether all values are written as whole numbers, without point or exponent."""
+    return all(v.lstrip("+-").isdigit() for v, gap in zip(values, gaps, strict=True) if not gap)
 
 
 def to_days(values: np.ndarray) -> np.ndarray | None:
@@ -262,6 +273,14 @@ def to_days(values: np.ndarray) -> np.ndarray | None:
     except ValueError:  # such as February 30
         return None
     return days
+
+
+def flags(values: np.ndarray) -> np.ndarray:
+    """Return a column of nothing but true and false as 1 and 0, as Parquet has it; others as is."""
+    present = [v for v in values if v is not None] if values.dtype == object else []
+    if not present or not {v.lower() for v in present} <= {"true", "false"}:
+        return values
+    return np.array([np.nan if v is None else float(v.lower() == "true") for v in values])
 
 
 def decimal_commas(values: Sequence[str]) -> bool:
@@ -326,8 +345,12 @@ def from_arrow(table: Any, where: str, missing: Collection[str]) -> Table:
         if name.startswith("__index_level_"):
             continue  # the row numbers that pandas writes
         if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            numbers = column.cast(pa.float64(), safe=False)
-            columns[name] = to_numpy(numbers)
+            numbers = to_numpy(column.cast(pa.float64(), safe=False))
+            if pa.types.is_integer(kind) and (np.abs(numbers) >= EXACT).any():
+                words = [None if number is None else str(number) for number in column.to_pylist()]
+                columns[name] = np.array(words, object)
+            else:
+                columns[name] = numbers
         elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             when = column.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
             columns[name] = to_numpy(when.cast(pa.int64()).cast(pa.float64(), safe=False))
@@ -390,7 +413,9 @@ def gaps(values: np.ndarray) -> np.ndarray:
 
 def kind_name(value: Any) -> str:
     """Return a value as text: words unchanged, whole numbers without a decimal point."""
-    return value if isinstance(value, str) else str(value) if value is None else f"{value:.12g}"
+    if value is None or isinstance(value, str):
+        return str(value)
+    return str(int(value)) if abs(value) < EXACT and value == int(value) else f"{value:.12g}"
 
 
 def kinds(values: np.ndarray) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.encoder import Column, Encoder
-from hpcfed.core.errors import DataError, unknown
+from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.core.rng import stream
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import check
@@ -218,6 +218,8 @@ def to_dataset(
             raise DataError(f"{train.where}: has test rows, so columns.test has no effect")
         train, test = by_column(train, how.columns.test)
     parts = [train] if test is None else [train, test]
+    if how.domains and role.client:
+        parts = of_domains(parts, role.client, how.domains)
     parts = [without_gaps(part, role, how, notes) for part in parts]
     y, names, task = labels(parts, role, how, classes, numbered)
     users, user_names = clients(parts, role.client)
@@ -424,6 +426,25 @@ def filling(values: np.ndarray, name: str, how: Reading) -> str:
     return "all zeros" if kinds else "the mean"
 
 
+def of_domains(parts: list[Table], name: str, domains: Collection[str]) -> list[Table]:
+    """Return the rows of these natural clients alone: others do not shape what columns become.
+
+    name: the column of clients.  Raises ConfigError for a client that no row has.
+    """
+    whose = [
+        np.array([kind_name(value) for value in part[name]], object) if name in part.names else None
+        for part in parts
+    ]
+    there = sorted({client for column in whose if column is not None for client in column})
+    for domain in domains:
+        if domain not in there:
+            raise ConfigError(f"data.domains: {unknown('natural client', domain, there)}")
+    return [
+        part if column is None else part.take(np.flatnonzero(np.isin(column, list(domains))))
+        for part, column in zip(parts, whose, strict=True)
+    ]
+
+
 def clients(parts: list[Table], name: str) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
     """Return clients' numbers in each part, [n], from 0 in the order of their values; their names.
 
@@ -534,17 +555,40 @@ def held_out(
     """Return the rows of the training and of the test part, each label in proportion.
 
     y: [n], labels, or other groups (`strata`).
-    If there are clients, each label of each client is in proportion.
+    users: [n], clients. Each client and each of its labels is in proportion, up to one example;
+    which have one more is drawn. A client keeps at least one example for training.
     """
-    C = int(y.max()) + 1
-    groups = y if users is None else np.unique(users * C + y, return_inverse=True)[1]
     size = int(share * len(y) + 1e-9)
     if not size:
         raise DataError(
             f"{where}: {len(y)} examples are too few to hold out a test split; store one"
         )
-    test = take(groups, apportion(size, np.bincount(groups)), stream(0, "hold-out"))
+    g = stream(0, "hold-out")
+    if users is None:
+        test = take(y, apportion(size, np.bincount(y)), g)
+    else:
+        test = hold_out_of_clients(y, users, size, g)
     return np.setdiff1d(np.arange(len(y)), test), test
+
+
+def hold_out_of_clients(
+    y: np.ndarray, users: np.ndarray, size: int, g: np.random.Generator
+) -> np.ndarray:
+    """Return the rows of a test part of about this size, by systematic sampling.
+
+    The examples of a client stand side by side, by label, and of them each (n / size)th is taken:
+    as many of each client and label as its share, rounded up or down.
+    """
+    groups = np.unique(users * (int(y.max()) + 1) + y, return_inverse=True)[1]
+    # labels in an order of each client's own, or all clients would leave out the same ones
+    order = np.lexsort((g.random(len(y)), g.random(len(y))[groups], users))
+    places = np.arange(len(y) + 1) * size + g.integers(len(y))
+    test = order[np.diff(places // len(y)) > 0]
+    examples, tests = (
+        np.bincount(users[rows], minlength=users.max() + 1) for rows in (order, test)
+    )
+    first = np.unique(users[test], return_index=True)[1]
+    return np.delete(test, first[(examples == tests)[users[test[first]]]])
 
 
 def new_categories(part: Table, columns: Sequence[Column]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hpcfed import models
 from hpcfed.config.architectures import find
 from hpcfed.core import rng
@@ -12,6 +14,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import join_few
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout
+from hpcfed.training.batches import policy as augmentation
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -19,10 +22,15 @@ if TYPE_CHECKING:
 
 
 def check_views(job: Job, data: DataSet) -> None:
-    """Raise ConfigError if the job would augment inputs other than images."""
+    """Raise ConfigError if the job would augment inputs other than images, or colours of numbers
+    that are no pixels.
+    """
     method, policy = job.algorithm, job.local.augment
     images = not data.vocabulary and not data.modalities and len(data.shape) == 3
-    if images or (method.views == 1 and policy in ("auto", "none")):
+    if images:
+        check_pixels(job, data)
+        return
+    if method.views == 1 and policy in ("auto", "none"):
         return
     holds = "several modalities" if data.modalities else "texts" if data.vocabulary else "numbers"
     if method.views > 1:
@@ -35,6 +43,22 @@ def check_views(job: Job, data: DataSet) -> None:
     raise ConfigError(
         f"local.augment = {policy!r}, but {data.name} holds {holds}; set local.augment = 'none'"
     )
+
+
+def check_pixels(job: Job, data: DataSet) -> None:
+    """Raise ConfigError if changes of colour would clamp floating-point pixels to 0..1."""
+    x, views = data.train.x, job.algorithm.views
+    how, changed = "data.shift.hue_groups", job.data.shift.hue_groups > 1
+    if augmentation(job, views) == "simclr":
+        how, changed = "local.augment = 'simclr'", True
+    if not changed or x.dtype == np.uint8 or not x.size:
+        return
+    least, most = float(x.min()), float(x.max())
+    if least < 0 or most > 1:
+        raise ConfigError(
+            f"{data.name}: its pixels lie in {least:g}..{most:g}, and {how} changes colours of "
+            f"pixels in 0..1; store uint8 (0..255), or scale them to 0..1"
+        )
 
 
 def metrics(job: Job, data: DataSet) -> tuple[str, ...]:

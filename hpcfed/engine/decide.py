@@ -197,6 +197,16 @@ def public_rows(
             f"{data.name} of {describe_shape(shape)}; "
             "take public data of the same shape"
         )
+    ours, others = (
+        [(column.name, column.categories) for column in one.encoder.columns]
+        for one in (data, other)
+    )
+    if ours != others:
+        raise DataError(
+            f"data.public_source: {other.name} has columns of other names or categories than "
+            f"{data.name}, so its examples mean nothing to the models; take public data with the "
+            f"same columns and values"
+        )
     if job.data.public > n:
         raise DataError(
             f"data.public is {job.data.public}, but {other.name} has {n} examples; take at most {n}"

@@ -28,6 +28,7 @@ def warnings(job: Job, world: World) -> tuple[str, ...]:
         *world.data.notes,
         *merged_users(job, world),
         *odd_labels(job, world),
+        *without_tests(job, world),
         *texts_in_vain(job, world),
         *odd_settings(job),
     )
@@ -86,6 +87,20 @@ def odd_labels(job: Job, world: World) -> list[str]:
             f"'natural' for one client each"
         )
     return lines
+
+
+def without_tests(job: Job, world: World) -> list[str]:
+    """Return a warning if some clients, but not all, have no test example."""
+    if not isinstance(world.partition, Partition):
+        return []
+    empty = [k for k, rows in enumerate(world.partition.test) if not len(rows)]
+    if not empty or len(empty) == len(world.partition.test):
+        return []
+    return [
+        f"{data_name(job.data.model_dump())}: of {len(world.partition.test)} clients "
+        f"{len(empty)} without a test example (client {join_few(empty, FEW)}), which no accuracy "
+        f"counts; give clients more examples, or a larger data.held_out"
+    ]
 
 
 def texts_in_vain(job: Job, world: World) -> list[str]:

@@ -335,6 +335,7 @@ def from_frames(data: Sequence[Any]) -> GivenData:
     """
     pandas = sys.modules["pandas"]
     if isinstance(data, list) and all(map(is_frame, data)):
+        refuse_names(data, CLIENT)
         parts = [frame.assign(**{CLIENT: k}) for k, frame in enumerate(data)]
         fields = {
             "data": {"partition": "natural"},
@@ -344,6 +345,14 @@ def from_frames(data: Sequence[Any]) -> GivenData:
         return GivenData(table=to_csv(pandas.concat(parts)), fields=fields)
     if len(data) not in (2, 4) or not all(map(is_frame, data[::2])):
         raise DataError(f"{WHERE} of {len(data)} parts, the first a DataFrame; {USAGE}")
+    if len(data) == 4:
+        refuse_names(data[::2], TEST)
+    for y in data[1::2]:
+        if np.ndim(y) > 1 and np.shape(y)[1:] != (1,):
+            raise DataError(
+                f"{WHERE}: labels of shape {list(np.shape(y))} beside a DataFrame; give one table "
+                f"with all columns, and the labels' names as columns.target"
+            )
     label = str(getattr(data[1], "name", None) or LABEL)
     parts = []
     for split, x, y in zip(("train", "test"), data[::2], data[1::2], strict=False):
@@ -353,6 +362,15 @@ def from_frames(data: Sequence[Any]) -> GivenData:
                 f"{len(y)} labels named {label}; give one label per row, with a name of its own"
             )
         test = {TEST: split} if len(data) == 4 else {}
-        parts.append(x.assign(**{label: np.asarray(y)}, **test))
+        parts.append(x.assign(**{label: np.ravel(y)}, **test))
     columns = {"label": label} | ({"test": TEST} if len(data) == 4 else {})
     return GivenData(table=to_csv(pandas.concat(parts)), fields={"columns": columns})
+
+
+def refuse_names(frames: Sequence[Any], name: str) -> None:
+    """Raise DataError if a table has a column of the name that hpcfed adds."""
+    if any(name in frame.columns for frame in frames):
+        raise DataError(
+            f"{WHERE}: a DataFrame has a column {name!r}, the name of one that is added here; "
+            f"rename it, or give one table and name its columns in columns.client or columns.test"
+        )

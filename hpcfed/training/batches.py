@@ -17,6 +17,7 @@ from hpcfed.data.sampling import even_parts
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 # data sets so small that every loss profits; these images must not be flipped
@@ -105,12 +106,12 @@ def draw_shares(fed: Federation, client: Client, data: Shard) -> np.ndarray | No
     return 1 / (len(counts) * counts[classes])
 
 
-def policy(fed: Federation, views: int) -> str:
+def policy(job: Job, views: int) -> str:
     """Return the job's augmentation for a loss of one or several views."""
-    wanted = fed.job.local.augment
+    wanted = job.local.augment
     if wanted != "auto":
         return wanted
-    return SUITED.get(fed.job.data.name) or ("simclr" if views > 1 else "none")
+    return SUITED.get(job.data.name) or ("simclr" if views > 1 else "none")
 
 
 def inputs(fed: Federation, x: Any, views: int, draws: torch.Generator) -> Any:
@@ -119,7 +120,7 @@ def inputs(fed: Federation, x: Any, views: int, draws: torch.Generator) -> Any:
     With views = 1 the result is one copy of the batch, else a list of copies. For several
     modalities it is a dict of prepared tensors; they have no views (`engine.setup` refuses that).
     """
-    how = policy(fed, views)
+    how = policy(fed.job, views)
     if how == "none" and views == 1:
         return fed.prepare(x)
     copies = augmented(x, views, how, fed.data.mean, fed.data.std, draws)
@@ -130,7 +131,7 @@ def inputs_of_batches(
     fed: Federation, x: Any, views: int, draws: torch.Generator, sizes: list[int]
 ) -> list[Any]:
     """Return what `inputs` returns for each of the batches that follow one another in x."""
-    how = policy(fed, views)
+    how = policy(fed.job, views)
     copies = augmented(x, views, how, fed.data.mean, fed.data.std, draws, sizes)
     by_batch = list(zip(*(copy.split(sizes) for copy in copies), strict=True))
     return [list(batch) if views > 1 else batch[0] for batch in by_batch]
@@ -147,7 +148,7 @@ def prepare_batches(
 
     Several batches are made at once where that is faster, with the same values.
     """
-    plain = views == 1 and policy(fed, views) == "none"
+    plain = views == 1 and policy(fed.job, views) == "none"
     ahead = AHEAD if plain else VIEWS_AHEAD[fed.device.type]
     at_once = plan and not isinstance(data, Paired)
     several = max(1, ahead // max(1, views * len(plan[0]) * data.values)) if at_once else 1

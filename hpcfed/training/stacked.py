@@ -128,7 +128,7 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
         "what changes uploads keeps a state of each client": any(
             transform.keeps_state for transform in fed.transforms
         ),
-        "batches are augmented": method.views > 1 or policy(fed, 1) != "none",
+        "batches are augmented": method.views > 1 or policy(fed.job, 1) != "none",
         f"{architecture} has buffers": bool(layout.buffers or layout.integers),
         f"{architecture} is recurrent": is_recurrent(fed.store.skeleton(architecture).model),
     }

@@ -9,7 +9,9 @@ import torch
 
 import hpcfed
 from hpcfed.cli import main
+from hpcfed.core.errors import DataError
 from hpcfed.data.tables import held_out
+from hpcfed.results.trained.adapt import to_classes
 from tests.contract.test_predict import folder_of_images, patients, trained
 
 INPUTS = ("--columns.inputs", "age,weight,job", "--columns.missing", "fill")
@@ -146,3 +148,14 @@ def test_what_no_client_of_the_run_can_be_is_refused_in_one_message(tmp_path, ca
     site(tmp_path, lambda i, row: [*row[:2], "perhaps" if i == 7 else row[2], *row[3:]])
     assert main(["adapt", str(run), "--data", str(data)]) == 2
     assert "'perhaps' in row 8 is no class of the run; these are no, yes" in capsys.readouterr().err
+
+
+def test_labels_in_arrays_are_class_numbers_whatever_the_classes_are_called():
+    names, y = ("1", "2", "3"), np.array([0, 2, 1])
+    assert to_classes(y, names, "", numbered=True).tolist() == [0, 2, 1]
+    assert to_classes(y.astype(float), ("left", "right", "up"), "", True).tolist() == [0, 2, 1]
+    assert to_classes(y + 1, names, "").tolist() == [0, 2, 1]  # of a table, which has the names
+    with pytest.raises(DataError, match="'3' in row 2 is no class of the run; these are 0, 1, 2"):
+        to_classes(np.array([0, 3]), names, "y", numbered=True)
+    words = np.array(["up", "left"], object)
+    assert to_classes(words, ("left", "right", "up"), "", True).tolist() == [2, 0]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hpcfed.comm import Serial
+from hpcfed.config.load import load as load_job
 from hpcfed.core.errors import ConfigError, DataError, HpcfedError
 from hpcfed.data import datasets
 from hpcfed.engine import checks, decide
@@ -89,3 +90,37 @@ def test_errors_are_shared_among_ranks_at_ten_places_at_most():
     package = Path(decide.__file__).parents[1]
     texts = [path.read_text() for path in package.rglob("*.py")]
     assert sum(text.count("on_all_ranks(") for text in texts) - 1 <= 10  # less its definition
+
+
+@pytest.mark.parametrize(
+    "flags, what",
+    [
+        (("--algorithm.name", "fedclassavg"), "local.augment = 'simclr'"),
+        (("--algorithm.name", "fedavg", "--data.shift.hue_groups", "2"), "data.shift.hue_groups"),
+    ],
+)
+def test_colours_of_numbers_that_are_no_pixels_are_not_changed(tmp_path, flags, what):
+    x = np.random.default_rng(0).normal(128, 40, (40, 3, 8, 8)).clip(0, 255)
+    for name, images in (("wide", x), ("unit", x / 255), ("bytes", x.astype(np.uint8))):
+        arrays = {"x_train": images, "y_train": np.arange(40) % 2}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        job = load_job(
+            [*flags, *MLP, "--data.name", str(tmp_path / f"{name}.npz"), "--clients", "2"],
+            environ={},
+        )
+        if name != "wide":
+            world(job, Serial())
+            continue
+        with pytest.raises(ConfigError, match=rf"pixels lie in [\d.e-]+..255, and {what} changes"):
+            world(job, Serial())
+
+
+def test_public_examples_of_a_table_with_other_categories_are_refused(tmp_path):
+    for name, wards in (("ours", "ABC"), ("theirs", "BCD")):
+        rows = [f"{i},{wards[i % 3]},{'yes' if i % 2 else 'no'}" for i in range(60)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,ward,sick", *rows]) + "\n")
+    flags = ("--algorithm.name", "fedmd", "--clients", "2", "--data.public", "10", *MLP)
+    flags += ("--columns.label", "sick", "--data.name", str(tmp_path / "ours.csv"))
+    other = ("--data.public_source", str(tmp_path / "theirs.csv"))
+    with pytest.raises(DataError, match="theirs has columns of other names or categories than"):
+        world(load_job([*flags, *other], environ={}), Serial())

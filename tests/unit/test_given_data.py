@@ -249,3 +249,16 @@ def test_a_loader_is_the_examples_of_its_data_set_in_their_order(tmp_path):
     arrays = [(x, y, x[10:30], y[10:30]), (x[10:30], y[10:30], x, y)]
     assert convert(clients).file == convert(arrays).file
     assert convert([loader, sampled]).fields["clients"] == 2
+
+
+def test_a_column_of_a_frame_is_not_overwritten_and_labels_are_one_column():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2, 3], "label": [0, 1, 0]})
+    with pytest.raises(DataError, match="has a column 'client', the name of one that is added"):
+        convert([frame.assign(client=7), frame])
+    x, y = frame[["a"]], frame["label"]
+    with pytest.raises(DataError, match="has a column 'test_rows'"):
+        convert((x.assign(test_rows=1), y, x, y))
+    with pytest.raises(DataError, match=r"labels of shape \[3, 2\] beside a DataFrame"):
+        convert((x, frame[["a", "label"]]))
+    assert convert((x, frame[["label"]])).fields == {"columns": {"label": "label"}}

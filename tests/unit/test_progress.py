@@ -11,7 +11,13 @@ from hpcfed.config.load import load
 from hpcfed.core import progress, tables
 from hpcfed.core.progress import track
 from hpcfed.data.partition_file import Partition
-from hpcfed.engine.job_warnings import merged_users, odd_labels, odd_settings, texts_in_vain
+from hpcfed.engine.job_warnings import (
+    merged_users,
+    odd_labels,
+    odd_settings,
+    texts_in_vain,
+    without_tests,
+)
 from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.report import progress as rounds
 from hpcfed.tasks import make
@@ -167,6 +173,20 @@ def test_natural_clients_that_fewer_clients_merge_are_named():
     )
     facts.rows = Partition((*np.split(np.arange(4), [1, 2]),), (), np.zeros(0, np.int64))
     assert merged_users(job, facts) == []
+
+
+def test_clients_without_a_test_example_are_named_unless_all_are():
+    job = SimpleNamespace(data=SimpleNamespace(model_dump=lambda: {"name": "t.csv"}))
+    train = tuple(np.arange(3) for _ in range(3))
+    tests = (np.arange(2), np.arange(0), np.arange(1))
+    facts = SimpleNamespace(partition=Partition(train, tests, np.zeros(0, np.int64)))
+    (line,) = without_tests(job, facts)
+    assert line == (
+        "t.csv: of 3 clients 1 without a test example (client 1), which no accuracy counts; give "
+        "clients more examples, or a larger data.held_out"
+    )
+    facts.partition = Partition(train, (np.arange(0),) * 3, np.zeros(0, np.int64))
+    assert without_tests(job, facts) == []
 
 
 @pytest.mark.parametrize(

@@ -628,3 +628,104 @@ def test_dates_of_parquet_and_csv_are_the_same_and_others_are_words(tmp_path):
     rows = "2020-02-30,a\n2020-02-01,b\n" * 10
     wrong = save(tmp_path, f"when,label\n{rows}")
     assert read(wrong).train.x.shape[1] == 2  # two categories
+
+
+@pytest.mark.parametrize("classes, rows", [(10, 2), (5, 1), (4, 0)])
+def test_every_client_has_its_share_of_test_examples_however_few_of_a_label(
+    tmp_path, classes, rows
+):
+    g = np.random.default_rng(0)
+    sizes = np.full(60, classes * rows) if rows else g.integers(1, 30, 60)
+    users = np.repeat(np.arange(60), sizes)
+    y = np.tile(np.repeat(np.arange(classes), rows), 60) if rows else users % classes
+    order = g.permutation(len(y))
+    lines = [f"u{users[i]:02},{g.normal():.3f},k{y[i]}" for i in order]
+    data = read(
+        save(tmp_path, "\n".join(["who,a,kind", *lines]) + "\n"), client="who", label="kind"
+    )
+    train, test = (np.bincount(split.users, minlength=60) for split in (data.train, data.test))
+    assert (train >= 1).all() and (np.abs(test - 0.2 * sizes) < 1).all()
+    if rows:  # and not all clients leave out the same labels
+        assert len(set(data.test.y.tolist())) == classes
+        assert test.min() == test.max() == 0.2 * classes * rows
+
+
+def test_numbers_of_so_many_digits_that_some_would_become_equal_are_words(tmp_path):
+    ids = [2**60 + i for i in range(20)]
+    frame = pandas.DataFrame({"id": ids, "far": 1e13 + np.arange(20), "a": range(20)})
+    frame["y"] = [0, 1] * 10
+    frame.to_parquet(tmp_path / "ids.parquet")
+    frame.to_csv(tmp_path / "ids.csv", index=False)
+    for name in ("ids.csv", "ids.parquet"):
+        data = read(str(tmp_path / name), client="id", label="y", ignore=("far",))
+        assert data.user_names == tuple(map(str, ids))
+        data = read(str(tmp_path / name), client="far", label="y", ignore=("id",))
+        assert data.user_names == tuple(str(10**13 + i) for i in range(20))
+
+
+def test_clients_that_are_not_in_use_shape_neither_columns_nor_their_scale(tmp_path):
+    lines = [f"{'ABC'[i % 3]},{i % 5 + 1000 * (i % 3 == 2)},{'pqr'[i % 3]}" for i in range(60)]
+    rows = [f"{line},{'no' if i % 2 else 'yes'}" for i, line in enumerate(lines)]
+    name = save(tmp_path, "\n".join(["site,a,ward,sick", *rows]) + "\n")
+    how = Reading(columns=Columns(label="sick", client="site"), domains=("A", "B"))
+    data = load(name, tmp_path, False, how)
+    assert data.user_names == ("A", "B") and data.mean[0] < 5
+    assert data.encoder.columns[1].categories == ("p", "q")
+    with pytest.raises(ConfigError, match="data.domains: no natural client 'D'"):
+        load(name, tmp_path, False, Reading(columns=how.columns, domains=("D",)))
+    x, users = np.r_[np.zeros(30), np.full(10, 9.0)], np.r_[np.zeros(30), np.ones(10)].astype(int)
+    arrays = {"x_train": x[:, None, None, None] + np.arange(2.0)[:, None]}
+    whose = np.array(["a", "b"])[users]
+    arrays |= {"x_test": arrays["x_train"], "y_train": np.arange(40) % 2, "u_train": whose}
+    arrays |= {"y_test": arrays["y_train"], "u_test": whose}
+    np.savez(tmp_path / "images.npz", **arrays)
+    how = Reading(columns=Columns(client="u"), domains=("a",))
+    assert load(str(tmp_path / "images.npz"), tmp_path, False, how).mean == (0.5,)
+
+
+def test_true_and_false_are_0_and_1_in_every_kind_of_table(tmp_path):
+    frame = pandas.DataFrame({"smokes": [True, False] * 10, "y": ["a", "b"] * 10})
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    names = [str(tmp_path / name) for name in ("t.csv", "t.parquet")]
+    one, two = (read(name, label="y") for name in names)
+    assert same(one, two) and one.encoder.columns[0].categories == ()
+
+
+@pytest.mark.parametrize(
+    "mode, values, words",
+    [
+        ("F", np.linspace(0, 1, 30), "Pillow's mode F, which has no fixed range"),
+        ("I", np.arange(30), "its values lie in 0..29"),
+        ("I;16", np.arange(30) * 136, "its values lie in 0..3944"),
+    ],
+)
+def test_an_image_of_which_8_bits_would_leave_little_is_refused(tmp_path, mode, values, words):
+    types = {"F": np.float32, "I": np.int32, "I;16": np.uint16}
+    pixels = values.reshape(5, 6).astype(types[mode])
+    for kind in ("cat", "dog"):
+        (tmp_path / kind).mkdir()
+        for i in range(5):
+            Image.fromarray(pixels).save(tmp_path / kind / f"{i}.tif")
+    with pytest.raises(DataError, match=words):
+        read(str(tmp_path))
+
+
+def test_an_image_of_16_bits_has_its_upper_8(tmp_path):
+    pixels = (np.arange(30).reshape(5, 6) * 2048 + 7).astype(np.uint16)
+    for order in ("<", ">"):
+        folder = tmp_path / ("small" if order == "<" else "big")
+        for kind in ("cat", "dog"):
+            (folder / kind).mkdir(parents=True)
+            mode = "I;16" if order == "<" else "I;16B"
+            image = Image.frombytes(mode, (6, 5), pixels.astype(f"{order}u2").tobytes())
+            for i in range(5):
+                image.save(folder / kind / f"{i}.tif")
+        x = read(str(folder)).train.x
+        assert x.shape[1:] == (1, 5, 6) and (x[0, 0] == pixels // 256).all()
+
+
+def test_a_feature_in_small_units_is_standardised_as_any_other(tmp_path):
+    lines = [f"{(i % 5 + 1) * 1e-9},{7},{'ab'[i % 2]}" for i in range(40)]
+    data = read(save(tmp_path, "\n".join(["metres,same,kind", *lines]) + "\n"), label="kind")
+    assert data.std[0] < 2e-9 and data.std[1] == 1.0

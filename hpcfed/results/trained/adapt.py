@@ -174,7 +174,8 @@ def read(saved: Saved, data: Path, fill: bool | None) -> tuple[Any, np.ndarray]:
         ids["folder"] = np.array([Path(file).parts[0] for file in ids[FILE]], object)
     columns = [ids[name] for name in copies or ["folder"]]
     where = f"{data}: {', '.join(copies) or 'folders'}"
-    y = to_classes(columns[0], classes, where) if saved.fed.task.has_classes else None
+    in_arrays = not folder and data.suffix not in TABLES
+    y = to_classes(columns[0], classes, where, in_arrays) if saved.fed.task.has_classes else None
     if y is None:
         y = to_numbers(columns, saved.fed.task, where)
     return x.get("", x), y
@@ -185,9 +186,15 @@ def modality_arrays(x: Any) -> Mapping[str, np.ndarray]:
     return x if isinstance(x, dict) else {"": x}
 
 
-def to_classes(values: np.ndarray, classes: Sequence[str], where: str) -> np.ndarray:
-    """Return labels as class numbers, [n]; raises DataError for a label that is no class."""
-    at = {name: i for i, name in enumerate(classes)}
+def to_classes(
+    values: np.ndarray, classes: Sequence[str], where: str, numbered: bool = False
+) -> np.ndarray:
+    """Return labels as class numbers, [n]; raises DataError for a label that is no class.
+
+    numbered: numbers are class numbers from 0, as in arrays, whatever the classes are called.
+    """
+    numbered = numbered and values.dtype.kind in "biuf"
+    at = {str(i) if numbered else name: i for i, name in enumerate(classes)}
     words = [
         str(v) if str(v) in at or not is_number(str(v)) else kind_name(float(v)) for v in values
     ]
@@ -195,7 +202,7 @@ def to_classes(values: np.ndarray, classes: Sequence[str], where: str) -> np.nda
         if word not in at:
             raise DataError(
                 f"{where}: {word!r:.40} in row {row + 1} is no class of the run; these are "
-                f"{join_few(list(classes), FEW)}"
+                f"{join_few(list(at), FEW)}"
             )
     return np.array([at[word] for word in words], np.int64)
 
