@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_noun
-from hpcfed.report.cases import ASIDE, SEED
+from hpcfed.report.cases import ASIDE, MACHINE, SEED
 from hpcfed.results.columns import (
     column,
     is_high,
@@ -52,7 +52,7 @@ def choose_values(runs: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run]
         )
     others = sorted(
         name
-        for name in names - {SEED, *fields}
+        for name in names - {SEED, *MACHINE, *fields}
         if not covers(ASIDE, name) and len({run.at([name]) for run in runs}) > 1
     )
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Run]]] = {}

@@ -90,10 +90,13 @@ class Finished:
         return command.Outcome(run, command.DONE, "")
 
 
-def finish(folder: Path, validation: float, test: float, **about: object) -> None:
-    """A finished run with these accuracies."""
+def finish(
+    folder: Path, validation: float, test: float, ranks: int = 1, version: str = "", **about: object
+) -> None:
+    """A finished run with these accuracies, on these ranks and of this version of hpcfed."""
     folder.mkdir(parents=True)
-    header = {"job": job(**about), "ranks": 1, "architectures": ["mlp", "mlp"], "ended": "finished"}
+    header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": "finished"}
+    header |= {"ranks": ranks, "versions": {"hpcfed": version}}
     results = Results(folder, header, {})
     for _ in range(3):
         cells = {
@@ -232,6 +235,17 @@ def test_a_table_takes_the_values_with_the_best_validation_score_not_the_best_te
     assert "chosen by validation accuracy" in words and "not by test examples" in words
     for claim in ("FedAvg: local.lr = 0.01, of 2 choices", "FedProx: local.lr = 0.1, of 2 choices"):
         assert claim in words
+
+
+def test_ranks_and_version_of_runs_do_not_split_a_choice(tmp_path):
+    for seed, version in ((0, "0.1.0"), (1, "0.2.0")):
+        for lr, validation, ranks in ((0.01, 0.8, 1), (0.1, 0.6 + 0.25 * seed, 2)):
+            finish(
+                tmp_path / f"{lr}{seed}", validation, lr, ranks, version, local_lr=lr, seed=seed
+            )  # of seed 1 alone, 0.1 is better
+    words = table(sorted(tmp_path.iterdir()), choose="local.lr")
+    assert "local.lr = 0.01, of 2 choices" in words
+    assert "of different code: hpcfed 0.1.0, hpcfed 0.2.0" in words
 
 
 def test_a_choice_names_the_scored_model_and_refuses_a_mix_of_models(tmp_path):
