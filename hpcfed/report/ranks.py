@@ -50,17 +50,21 @@ class Ranks:
         return cliques
 
 
-def rank(means: Sequence[Mapping[str, float]], high: bool = True) -> Ranks:
+def rank(means: Sequence[Mapping[str, float]], high: Sequence[bool] | None = None) -> Ranks:
     """Return the mean ranks of methods.
 
-    means: for each data set, each method's mean.  high: whether higher values are better.
+    means: for each data set, each method's mean.
+    high: for each data set, whether higher values are better; None if they are on all.
     """
     from scipy.stats import rankdata  # here, because importing it takes a second
 
     everywhere = [name for name in means[0] if all(name in one for one in means)]
     names = list(dict.fromkeys(name for one in means for name in one))
-    sign = -1.0 if high else 1.0
-    by_set = [rankdata([sign * one[name] for name in everywhere]) for one in means]
+    signs = [-1.0 if better else 1.0 for better in high or [True for _ in means]]
+    by_set = [
+        rankdata([sign * one[name] for name in everywhere])
+        for sign, one in zip(signs, means, strict=True)
+    ]
     mean = dict(zip(everywhere, np.mean(by_set, 0).tolist(), strict=True))
     order = sorted(everywhere, key=mean.__getitem__)
     absent = tuple(name for name in names if name not in mean)

@@ -240,6 +240,7 @@ def test_methods_are_ranked_over_data_sets_by_their_means(tmp_path):
             algorithm_name=name,
             data_name=data,
             seed=seed,
+            rounds=1,
         )
         for data, values in accuracies.items()
         for i, (name, value) in enumerate(zip(("local", "fedavg", "moon"), values, strict=True))
@@ -257,6 +258,44 @@ def test_methods_are_ranked_over_data_sets_by_their_means(tmp_path):
         ranks.numbers(runs[:-1][:-1])
 
 
+def of_methods(folder: Path, data: str, values: tuple[float, float, float], **more) -> list[Run]:
+    """A finished run of each of three methods on this data, with these values."""
+    names = ("local", "fedavg", "moon")
+    return [
+        one(
+            folder / f"{data}-{name}",
+            [row([value] * 4, FOUR, **more)],
+            algorithm_name=name,
+            data_name=data,
+            rounds=1,
+        )
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
+def test_a_data_set_whose_metric_is_an_error_is_ranked_by_the_lowest(tmp_path):
+    runs = of_methods(tmp_path, "digits", (0.5, 0.9, 0.7))
+    errors = of_methods(tmp_path, "energy", (0.5, 0.5, 0.5))
+    for run, value in zip(errors, (30.0, 10.0, 20.0), strict=True):
+        run.record.header["metrics"] = ["mse"]
+        run.record.columns["clients/mse"] = np.full((1, 4), value)
+    assert ranks.numbers([*runs, *errors]).mean == {"FedAvg": 1.0, "MOON": 2.0, "Local": 3.0}
+
+
+def test_unfinished_runs_are_not_ranked_and_a_note_names_them(tmp_path):
+    runs = [
+        run for data in ("digits", "mnist") for run in of_methods(tmp_path, data, (0.5, 0.9, 0.7))
+    ]
+    seed = {"algorithm_name": "fedavg", "data_name": "mnist", "seed": 8, "rounds": 3}
+    begun = one(tmp_path / "begun", [row([0.0] * 4, FOUR)], **seed)
+    assert ranks.numbers([*runs, begun]) == ranks.numbers(runs)
+    assert FIGURES["ranks"].load()([*runs, begun]).notes == (
+        f"left out: {begun.name}: 1 of 3 rounds are done",
+    )
+    with pytest.raises(ConfigError, match="none of 1 run is finished"):
+        ranks.numbers([begun])
+
+
 def test_the_critical_difference_is_that_of_demsar_s_example():
     assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
 
@@ -264,7 +303,7 @@ def test_the_critical_difference_is_that_of_demsar_s_example():
 def test_methods_nearer_than_the_critical_difference_form_cliques():
     result = Ranks({"a": 1.0, "b": 1.6, "c": 2.4, "d": 4.9}, sets=14, absent=())
     assert result.cliques == [("a", "b"), ("b", "c")]  # 1.25 apart at least, to be told apart
-    low = rank([{"a": 1.0, "b": 2.0}, {"b": 3.0, "c": 0.0, "a": 2.5}], high=False)
+    low = rank([{"a": 1.0, "b": 2.0}, {"b": 3.0, "c": 0.0, "a": 2.5}], high=[False, False])
     assert (low.mean, low.absent) == ({"a": 1.0, "b": 2.0}, ("c",))
 
 

@@ -68,6 +68,7 @@ def write(
         bare = len(drawings) == 1 or (not figure and name == "curves")
         path = place(name, runs, folder, out, format, bare)
         messages.append(str(plotting.save(drawing, path)))
+        messages += [f"{name}: {note}" for note in drawing.notes]
     return messages
 
 

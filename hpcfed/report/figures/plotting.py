@@ -50,9 +50,14 @@ EMBEDDED: dict[Any, Any] = {"pdf.fonttype": 42}
 
 
 class Picture(Figure):
-    """A figure that a notebook displays, without pyplot."""
+    """A figure that a notebook displays, without pyplot.
+
+    fonts: their family; "" is matplotlib's own.
+    notes: what a reader must know of it, such as runs that were left out.
+    """
 
     fonts = ""
+    notes: tuple[str, ...] = ()
 
     def _repr_png_(self) -> bytes:
         data = io.BytesIO()

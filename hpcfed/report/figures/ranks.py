@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.wording import count_noun
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.curves import bare, in_words
 from hpcfed.report.figures.groups import Group, by_panel, groups
@@ -29,12 +30,19 @@ def numbers(runs: Sequence[Run]) -> Ranks:
     """Return the ranks of the methods over the data sets of these runs.
 
     Data sets are what other figures give a panel each. A method is ranked by its mean over clients
-    and seeds; its settings distinguish it only if one data set has several of them.
+    and seeds; its settings distinguish it only if one data set has several of them. Unfinished
+    runs are left out.
     Raises ConfigError if fewer than three methods are on all data sets, or there is only one.
     """
-    panels = by_panel(groups(runs))
+    panels = by_panel(groups([run for run in runs if run.finished]))
+    if not panels:
+        raise ConfigError(
+            f"ranks: none of {count_noun(len(runs), 'run')} is finished; only finished runs are "
+            f"ranked; see `hpcfed status`"
+        )
     means = [means_by_method(members) for members in panels.values()]
-    result = rank(means, is_high(bare(runs[0].drawn_metric)))
+    high = [is_high(bare(members[0].runs[0].drawn_metric)) for members in panels.values()]
+    result = rank(means, high)
     if result.sets < 2 or len(result.mean) < LEAST:
         raise ConfigError(
             f"ranks: methods that were evaluated on all data sets: {len(result.mean)}, data sets: "
@@ -58,10 +66,15 @@ def means_by_method(members: Sequence[Group]) -> dict[str, float]:
 
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw the mean ranks, and the bars of methods that cannot be told apart."""
-    return draw({in_words(runs[0].drawn_metric): numbers(runs)})
+    metrics = dict.fromkeys(in_words(run.drawn_metric) for run in runs if run.finished)
+    drawing = draw({" or ".join(metrics): numbers(runs)})
+    drawing.notes = tuple(
+        f"left out: {run.name}: {run.absence()[1]}" for run in runs if not run.finished
+    )
+    return drawing
 
 
-def draw(panels: Mapping[str, Ranks]) -> Figure:
+def draw(panels: Mapping[str, Ranks]) -> plotting.Picture:
     """Draw a panel for each of these ranks, by its title."""
     heights = [ENDS + LINE * (len(one.mean) + len(one.cliques)) for one in panels.values()]
     drawing = plotting.Picture(figsize=(plotting.COLUMN, sum(heights)), layout="constrained")
