@@ -146,6 +146,20 @@ def test_a_search_that_is_gone_on_with_makes_the_trials_that_it_would_have_made(
 
 
 @pytest.mark.usefixtures("pool")
+def test_a_repeated_proposal_is_replaced_until_all_values_of_a_grid_have_been_tried(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(command, "propose", lambda spans, tried: {"local.lr": "2"})
+    words = [*WORDS, "--local.lr", "1..4", "--rounds", "3"]
+    for n in (3, 9):
+        assert command.sweep(words, out=tmp_path / "s", search="optuna", trials=n) == 0
+    rates = [run.fields["local.lr"] for run in store.read(tmp_path / "s").runs]
+    assert rates[0] == 2 and sorted(rates) == [1, 2, 3, 4]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("search: ends after 4 of 9 trials: all values of local.lr")
+
+
+@pytest.mark.usefixtures("pool")
 def test_a_search_by_optuna_from_python_returns_its_trials(tmp_path, monkeypatch):
     proposed(monkeypatch)
     monkeypatch.chdir(tmp_path)

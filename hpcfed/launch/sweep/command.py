@@ -35,7 +35,16 @@ from hpcfed.launch.sweep.grid import (
 )
 from hpcfed.launch.sweep.launch import continuing, is_finished, launcher, own_code
 from hpcfed.launch.sweep.pool import LEFT, Outcome, Pool, is_pruned, runs_at_once
-from hpcfed.launch.sweep.search import TRIALS, Range, Trial, Values, draw, is_hopeless, propose
+from hpcfed.launch.sweep.search import (
+    TRIALS,
+    Range,
+    Trial,
+    Values,
+    draw,
+    draw_untried,
+    is_hopeless,
+    propose,
+)
 from hpcfed.report.choose import score, score_by_round
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
@@ -250,8 +259,9 @@ def search_by_optuna(
 ) -> list[Outcome]:
     """Run trials one after the other, each over all seeds, and return how their runs ended.
 
-    Trials in the folder are continued first, but for those that were pruned. The search stops with
-    a trial of which a run remains unfinished.
+    Trials in the folder are continued first, but for those that were pruned. If Optuna proposes
+    values once more, the next new ones of a random search are tried. The search stops with a trial
+    of which a run remains unfinished, and once all values have been tried.
     """
     folder, arguments = folder_of(words, overlays, out), (words, overlays, out, ranks, launcher)
     tried = known_trials(read(folder), spans) if exists(folder) else []
@@ -259,10 +269,13 @@ def search_by_optuna(
     for i in range(max(n, len(tried))):
         if i == len(tried):
             before = trials_of(define_sweep(*arguments, tried), tried) if tried else []
-            tried.append(propose(spans, before))
-            if tried[-1] in tried[:-1]:  # these ranges have no new values
-                tried.pop()
+            values: Values | None = propose(spans, before)
+            if values in tried:
+                values = draw_untried(spans, tried, i)
+            if values is None:
+                print(printable(f"search: ends after {i} of {n} trials: {all_tried(spans)}"))
                 break
+            tried.append(values)
         definition = define_sweep(*arguments, tried)
         start(definition)
         mine = runs_of(definition, tried[i])
@@ -274,6 +287,11 @@ def search_by_optuna(
             if any(outcome.unfinished for outcome in outcomes):
                 break
     return outcomes
+
+
+def all_tried(spans: Mapping[str, Range]) -> str:
+    """Return in words that these ranges have no values that were not tried."""
+    return f"all values of {join_few(list(spans), 3)} have been tried; widen a range for more"
 
 
 def known_trials(definition: Sweep, spans: Mapping[str, Range]) -> list[Values]:

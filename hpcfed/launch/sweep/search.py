@@ -19,6 +19,7 @@ from hpcfed.core.optional_imports import import_extra
 
 FULL = 4  # trials that run to their end before others are pruned
 TRIALS = 10  # default number of draws of a search
+DRAWS = 5000  # without new values, after which ranges are taken to have no more
 NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
 RANGE = re.compile(rf"(log:)?{NUMBER}\.\.{NUMBER}")
 Values = dict[str, str]  # of the fields with a range, as they are given to a run
@@ -78,6 +79,15 @@ def draw(ranges: Mapping[str, Range], trial: int) -> Values:
         name: one.place(float(rng.stream(0, "search", name, trial).random()))
         for name, one in ranges.items()
     }
+
+
+def draw_untried(ranges: Mapping[str, Range], tried: Sequence[Values], trial: int) -> Values | None:
+    """Return the values of the first trial of a random search, from this one on, that are new.
+
+    Returns None if the ranges have no more, as ranges of few integers.
+    """
+    draws = (draw(ranges, i) for i in range(trial, trial + DRAWS))
+    return next((values for values in draws if values not in tried), None)
 
 
 @dataclass(frozen=True)
