@@ -43,6 +43,8 @@ Next:
   hpcfed compare {ours} {other}
   hpcfed plot {ours} {other} -o curves.png"""
 
+OF_JOB = "[JOB.toml ...] [--field value ...] [options]"  # the usage of a job's command line
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command. The exit status: 0 or its own, 2 for a user's error, 1 if the reader has
@@ -118,9 +120,7 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         usage = (
-            f"hpcfed {name} [JOB.toml ...] [--field value ...] [options]"
-            if command.fields
-            else None
+            f"{' '.join(['hpcfed', name, *command.places])} {OF_JOB}" if command.fields else None
         )
         sub = commands.add_parser(
             name, help=command.line, description=command.line, usage=usage, allow_abbrev=False

@@ -33,6 +33,11 @@ class Command(Entry):
     arguments: tuple[Argument, ...] = ()
     fields: bool = False
 
+    @property
+    def places(self) -> list[str]:
+        """The names of its arguments that are no flags, as its usage shows them."""
+        return [options["metavar"] for names, options in self.arguments if names[0][0] != "-"]
+
 
 RUN = argument("run", type=Path, metavar="RUN", help="folder of a run, or its results.h5")
 RUNS = argument(

@@ -22,10 +22,10 @@ OF_MESSAGES = ("compression", "privacy", "secure", "attack", "defence", "edges")
 def matched(method: str, words: Sequence[str]) -> str:
     """Return the job as TOML, without the fields at their defaults.
 
-    words: job files and fields of the method's own job; none: the embedded job.
+    words: job files, and then fields, of the method's own job; none: the embedded job.
     Raises ConfigError for a job that the method, or training alone, cannot run.
     """
-    job = load(["--algorithm.name", method, *words])
+    job = load([*words, "--algorithm.name", method])
     comment = f"# what a client of {job.algorithm.name} does, without the other clients\n"
     changed = {name.partition(".")[0] for name in changed_fields(job)}
     if left_out := ", ".join(f"[{table}]" for table in OF_MESSAGES if table in changed):

@@ -66,6 +66,17 @@ def test_that_of_fedclassavg_trains_on_two_views_with_the_contrastive_loss_alone
     assert (method.views, method.contrastive, method.shared("head.weight")) == (2, True, False)
 
 
+def test_job_files_stand_behind_the_method_and_before_the_fields(tmp_path, capsys):
+    file = tmp_path / "job.toml"
+    file.write_text('rounds = 7\n[algorithm]\nname = "fedavg"\n')
+    assert main(["matched", "ditto", str(file), "--algorithm.personal_epochs", "4", *ONE[:4]]) == 0
+    table = tomllib.loads(capsys.readouterr().out)
+    assert (table["rounds"], table["local"]) == (7, {"epochs": 4})
+    with pytest.raises(SystemExit):
+        main(["matched", "--help"])
+    assert "hpcfed matched METHOD [JOB.toml ...] [--field value ...]" in capsys.readouterr().out
+
+
 def test_what_happens_to_messages_is_left_out(tmp_path):
     flags = ("--compression.by", "int8", "--models.proxy", "mlp", "--out", str(tmp_path))
     table = matched_job(load(["--algorithm.name", "fedkd", *ONE, *flags]))
