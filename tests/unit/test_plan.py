@@ -49,13 +49,20 @@ FIELDS = [
 ]
 
 
-def trial(folder: Path, rows: int = 3, joules: float | None = None, **header: Any) -> Path:
+def trial(
+    folder: Path,
+    rows: int = 3,
+    joules: float | None = None,
+    sizes: tuple[int, int] = (10, 20),
+    **header: Any,
+) -> Path:
     """Client 0 has 10 training and 4 test examples and takes 1 s a round on rank 0, client 1 twice
     all that on rank 1.
 
     The first round is slower. Both ranks evaluate for 0.8 s in all, and spend 0.3 s beside what is
     recorded.
 
+    sizes: training examples of both.
     joules: of a round after the first, of the packages that rank 0 reads; None: not recorded.
     """
     counted = {} if joules is None else {"ranks/joules_train": np.array([joules, np.nan])}
@@ -67,7 +74,8 @@ def trial(folder: Path, rows: int = 3, joules: float | None = None, **header: An
         "classes": ["a", "b"],
         "hardware": {"device": "cpu", "cores": 2, "nodes": 1},
     }
-    results = Results(folder, {**plain, **header}, {"test_sizes": np.array([4, 8])})
+    arrays = {"train_sizes": np.array(sizes), "test_sizes": np.array([4, 8])}
+    results = Results(folder, {**plain, **header}, arrays)
     for t in range(rows):
         slow = 5.0 if t == 0 else 1.0
         results.append(
@@ -297,6 +305,18 @@ def test_the_command_plans_from_a_trial(tmp_path: Path, capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     assert "of at least 50%: 2; the fastest: 2" in text and f"measured, in {run} on cpu" in text
     assert "assumed" not in text
+
+
+def test_a_method_s_own_passes_are_as_many_as_in_the_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    more = trial(tmp_path / "more", sizes=(4, 8))  # passed over five times in a round, not twice
+    assert costs(more, everybody=True).passes == pytest.approx(5 / 2)
+    steps = load(FIELDS, environ={}).plain()
+    steps["local"]["steps"] = 1
+    of_steps = trial(tmp_path / "steps", sizes=(4, 40), job=steps)  # of batches of 16
+    assert costs(of_steps, everybody=True).passes == pytest.approx((20 + 40) / (4 + 16))
+    assert planned(more, capsys)["clusters"][0]["parts"]["train"] == pytest.approx(40 * 5 / 20)
 
 
 def test_energy_is_the_power_of_a_node_times_node_hours(

@@ -242,13 +242,12 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
 
     tests: [K], test examples of each client.
     """
+    from hpcfed.launch.plan.costs import local_examples
+
     job, method, names = fed.job, fed.job.algorithm, fed.architectures
     rates, n = np.array([trial.of(name) for name in names]), np.asarray(fed.sizes)
-    passes = (
-        n * job.local.epochs
-        if job.local.steps is None
-        else job.local.steps * np.minimum(n, job.local.batch)
-    )
+    local = job.local
+    passes = trial.passes * local_examples(n, local.epochs, local.steps, local.batch)
     draws = [method.cohort(fed, t) for t in range(min(job.rounds, COHORTS))]
     cohorts = [cohort for cohort in draws if cohort] or [[0]]  # Poisson cohorts may be empty
     # clients encode what they send, but ranks exchange decoded values

@@ -39,6 +39,7 @@ class Costs:
     """Costs of a trial; seconds are those of a rank that computes alone on its cores or its GPU.
 
     train: of one example that goes forward and backward once, by architecture.
+    passes: examples that a client passes over in a round, relative to those of [local].
     evaluate: of a test example, relative to train.
     rest: of a client and round, in addition to all that is timed separately.
     server: of a round, on rank 0.
@@ -61,6 +62,7 @@ class Costs:
     processor: str
     job: dict[str, Any]
     watts: float | None = None
+    passes: float = 1.0
 
     def of(self, architecture: str) -> float:
         """Return the seconds of an example. Raises ConfigError if the trial had none."""
@@ -103,6 +105,7 @@ def costs(run: Path, everybody: bool) -> Costs:
         processor=header["hardware"]["device"],
         job=header["job"],
         watts=power(record, skip),
+        passes=passes(record, examples),
     )
 
 
@@ -136,6 +139,28 @@ def rates(names: np.ndarray, seconds: np.ndarray, examples: np.ndarray) -> dict[
     for t, k in zip(*np.nonzero(examples > 0), strict=True):
         ratios[str(names[k])].append(seconds[t, k] / examples[t, k])
     return {name: float(np.median(values)) for name, values in ratios.items()}
+
+
+def local_examples(sizes: np.ndarray, epochs: int, steps: int | None, batch: int) -> np.ndarray:
+    """Return the examples that each client passes over in a round by the fields of [local], [K].
+
+    sizes: [K], training examples.
+    """
+    return sizes * epochs if steps is None else steps * np.minimum(sizes, batch)
+
+
+def passes(record: Record, examples: np.ndarray) -> float:
+    """Return the examples that clients passed over, relative to those of [local]; 1 if unknown.
+
+    Methods may have epochs of their own, as FedRep has for heads and bodies.
+    examples: [T, K].
+    """
+    if "train_sizes" not in record.arrays:
+        return 1.0
+    job, sizes = record.header["job"], record.arrays["train_sizes"]
+    epochs, steps, batch = (at(job, f"local.{name}") for name in ("epochs", "steps", "batch"))
+    usual = local_examples(sizes, epochs, steps, batch) * (examples > 0)
+    return float(np.nansum(examples) / usual.sum())
 
 
 def evaluation(
