@@ -175,6 +175,27 @@ def test_differing_fields_that_affect_costs_are_named(tmp_path: Path):
     assert differing_fields(measured, job) == ["local.batch"]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("compression.by", "topk"),
+        ("privacy.by", "client"),
+        ("secure.by", "masks"),
+        ("attack.by", "sign-flip"),
+        ("defence.by", "median"),
+        ("evaluate.metrics", ["f1"]),
+    ],
+)
+def test_another_treatment_of_messages_and_further_metrics_affect_costs(
+    tmp_path: Path, field: str, value: object
+):
+    measured = costs(trial(tmp_path / "run"), everybody=True)
+    job = load(FIELDS, environ={}).plain()
+    section, name = field.split(".")
+    job[section][name] = value
+    assert differing_fields(measured, job) == [field if section == "evaluate" else section]
+
+
 def test_a_list_of_nodes_may_double():
     assert numbers("1,2,4,...,32") == [1, 2, 4, 8, 16, 32] and numbers("3, ..., 20") == [
         3,
