@@ -66,6 +66,22 @@ def test_a_single_method_its_clients_and_other_data_have_sentences_of_their_own(
     assert result([run(tmp_path / "c", [0.5, 0.5], rounds=1)]) == []
 
 
+@pytest.mark.parametrize(
+    ("field", "values", "text"),
+    [("alpha", (0.1, 10.0), "alpha"), ("participation", (0.1, 1.0), "participation")],
+)
+def test_methods_are_compared_within_one_skew_and_participation(tmp_path, field, values, text):
+    runs = [
+        run(tmp_path / f"{method}{value}", [accuracy] * 2, method=method, **{field: value})
+        for value, (ours, alone) in zip(values, ((0.5, 0.6), (0.9, 0.8)), strict=True)
+        for method, accuracy in (("fedavg", ours), ("local", alone))
+    ]
+    low, high = (f"{text}={value:g}" for value in values)
+    assert result(runs)[0] == (
+        f"By test accuracy the best methods are Local on {low} (0.6000), FedAvg on {high} (0.9000)."
+    )
+
+
 def test_each_client_that_is_asked_for_has_a_page(tmp_path):
     runs = [
         *three(tmp_path, "fedavg", [0.7, 0.7, 0.7]),

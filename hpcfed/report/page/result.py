@@ -8,14 +8,17 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_noun, join_few
+from hpcfed.report.cases import ASIDE
 from hpcfed.report.compare import format_signed
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.naming import METHOD
 from hpcfed.report.pairs import Comparison, Method, against, label_fields, methods
 from hpcfed.results.columns import title_metric
 from hpcfed.results.run import Run
+from hpcfed.storage.fields import covers
 
-SETTING = ("data.name", "data.partition", "clients")  # numbers of others do not compare
+# numbers of runs with other values do not compare; nor do those with other fields of [data]
+SETTING = ("data.name", "data.partition", "clients", "participation")
 FEW = 4  # methods or data sets that a sentence names
 
 
@@ -35,19 +38,31 @@ def sentences(runs: Sequence[Run]) -> list[str]:
     if not cases:
         return []
     title = f"test {title_metric(a_run(cases[0]).main_metric)}"
+    setting = setting_fields([a_run(one) for one in cases])
     by_data: dict[tuple[str, ...], list[Method]] = {}
     for one in cases:
-        by_data.setdefault(a_run(one).at(SETTING), []).append(one)
+        by_data.setdefault(a_run(one).at(setting), []).append(one)
     ranked = {
         data: sorted(members, key=lambda one: np.mean(values[one.label]), reverse=view.measure.high)
         for data, members in by_data.items()
     }
     if len(ranked) > 1:
-        return on_several(ranked, title, view)
+        return on_several(ranked, setting, title, view)
     [ordered] = ranked.values()
     if len(ordered) == 1:
         return of_one(ordered[0], title, view)
     return [lead(ordered, title, view), margin(ordered[0], ordered[1], view)]
+
+
+def setting_fields(runs: Sequence[Run]) -> list[str]:
+    """Return the fields of which runs must have the same values for their numbers to compare."""
+    of_data = {name for run in runs for name in run.fields if name.startswith("data.")}
+    differing = sorted(
+        name
+        for name in of_data.difference(SETTING)
+        if not covers(ASIDE, name) and len({run.at([name]) for run in runs}) > 1
+    )
+    return [*SETTING, *differing]
 
 
 def a_run(one: Method) -> Run:
@@ -123,15 +138,20 @@ def of_one(one: Method, title: str, view: View) -> list[str]:
     return [head, f"Its clients lie between {low} and {high}, half of them above {middle}."]
 
 
-def on_several(ranked: dict[tuple[str, ...], list[Method]], title: str, view: View) -> list[str]:
-    """Return the best method on each data set."""
-    columns = zip(SETTING, zip(*ranked, strict=True), strict=True)
+def on_several(
+    ranked: dict[tuple[str, ...], list[Method]], setting: Sequence[str], title: str, view: View
+) -> list[str]:
+    """Return the best method in each setting.
+
+    ranked: methods by the values of these fields.
+    """
+    columns = zip(setting, zip(*ranked, strict=True), strict=True)
     differing = [field for field, values in columns if len(set(values)) > 1]
     winners = []
     for best, *_ in ranked.values():
         run = a_run(best)
-        setting = label_fields(run, differing)
-        winners.append(f"{run.at([METHOD])[0]} on {setting} ({amount(best, view)})")
+        where = label_fields(run, differing)
+        winners.append(f"{run.at([METHOD])[0]} on {where} ({amount(best, view)})")
     return [
         f"By {title} the best methods are {join_few(winners, FEW)}.",
         f"These are {len(ranked)} settings, whose numbers do not compare; the table below has "
