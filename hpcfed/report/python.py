@@ -126,14 +126,16 @@ def plot(
     """
     from hpcfed.report.figures import command
     from hpcfed.report.figures.registry import ALL
-    from hpcfed.report.figures.runs import load_runs
+    from hpcfed.report.figures.runs import load_with_notes
 
     paths = places(runs)
-    loaded = load_runs(paths, by_name(names))
+    loaded, notes = load_with_notes(paths, by_name(names))
     drawings = command.draw(loaded, figure, metric, band, size, title, fonts)
     if out:
         command.write(drawings, loaded, figure, folder_at(paths[0]), as_path(out))
     pictures = [one for one in drawings.values() if not isinstance(one, ConfigError)]
+    for one in pictures:
+        one.notes += notes
     return pictures[0] if len(pictures) == 1 and figure != ALL else pictures
 
 

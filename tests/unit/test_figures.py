@@ -60,6 +60,7 @@ def test_runs_are_named_by_the_fewest_distinguishing_folders(tmp_path):
 
 
 def test_a_sweep_means_its_runs_with_at_least_one_round(tmp_path):
+    fields = {"algorithm.name": "local", "rounds": 3}
     sweep.write(
         sweep.Sweep(
             tmp_path,
@@ -67,7 +68,7 @@ def test_a_sweep_means_its_runs_with_at_least_one_round(tmp_path):
             "",
             1,
             "",
-            tuple(sweep.Member(name, [], {"algorithm.name": "local"}) for name in "ab"),
+            tuple(sweep.Member(name, [], fields) for name in "ab"),
         )
     )
     with pytest.raises(
@@ -77,6 +78,8 @@ def test_a_sweep_means_its_runs_with_at_least_one_round(tmp_path):
     run_of(tmp_path / "a", [])
     run_of(tmp_path / "b", [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3])])
     assert [one.name for one in runs.load_runs([tmp_path, tmp_path / "b"])] == ["b"]
+    picture, note = plot([tmp_path], "curves").splitlines()
+    assert picture.endswith("curves.png") and note.startswith("left out: a: ")
 
 
 def test_all_skips_figures_without_data_and_names_them(run, tmp_path, monkeypatch):

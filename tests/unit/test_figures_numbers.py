@@ -9,6 +9,7 @@ import pytest
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import (
     clients,
+    curves,
     halved,
     learning,
     memory,
@@ -294,6 +295,36 @@ def test_unfinished_runs_are_not_ranked_and_a_note_names_them(tmp_path):
     )
     with pytest.raises(ConfigError, match="none of 1 run is finished"):
         ranks.numbers([begun])
+
+
+def with_a_failed_seed(folder: Path, name: str = "", **more: object) -> list[Run]:
+    """Two finished seeds of three rounds, and one that has ended after the first."""
+    rows = [row([value] * 4, FOUR) for value in (0.5, 0.6, 0.7)]
+    return [
+        one(folder / f"{name}{seed}", rows[: 1 if seed == 2 else 3], seed=seed, **more)
+        for seed in (0, 1, 2)
+    ]
+
+
+@pytest.mark.parametrize("figure", [curves, learning])
+def test_an_unfinished_seed_beside_finished_ones_is_a_curve_of_its_own(tmp_path, figure):
+    runs = with_a_failed_seed(tmp_path)
+    lines = {group.label: curve for group, curve in dict(figure.numbers(runs)).items()}
+    assert list(lines) == ["FedClassAvg", f"FedClassAvg ({runs[2].name}, not finished)"]
+    assert [len(curve.rounds) for curve in lines.values()] == [3, 1]
+    assert [curve.seeds for curve in lines.values()] == [2, 1]
+
+
+def test_last_rounds_of_unfinished_seeds_are_left_out_with_a_note(tmp_path):
+    runs = with_a_failed_seed(tmp_path)
+    note = (f"left out: {runs[2].name}: 1 of 3 rounds are done",)
+    assert {strip.accuracy.tolist()[0] for strip in clients.numbers(runs)} == {0.7}
+    assert sum(len(strip.accuracy) for strip in clients.numbers(runs)) == 2 * 4
+    assert FIGURES["accuracies"].load()(runs).notes == note
+    shared = [*runs, *with_a_failed_seed(tmp_path, "half", data_halve=0.5)[:2]]
+    [line] = halved.numbers(shared)
+    assert line.mean.tolist() == pytest.approx([0.7, 0.7])
+    assert FIGURES["halved"].load()(shared).notes == note
 
 
 def test_the_critical_difference_is_that_of_demsar_s_example():

@@ -14,7 +14,14 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.report.colours import Look
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.curves import in_words
-from hpcfed.report.figures.groups import Group, by_panel, groups, lines_of
+from hpcfed.report.figures.groups import (
+    Group,
+    by_panel,
+    groups,
+    lines_of,
+    notes,
+    without_unfinished,
+)
 from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import architectures, last
 from hpcfed.results.run import Run
@@ -41,9 +48,10 @@ class Strip:
 def numbers(runs: Sequence[Run]) -> list[Strip]:
     """Return the strips, architecture by architecture within each line.
 
+    Unfinished runs of a line that has finished ones are left out.
     Raises ConfigError if no client was evaluated.
     """
-    all_strips = [strip for group in groups(runs) for strip in strips(group)]
+    all_strips = [strip for group in without_unfinished(groups(runs)) for strip in strips(group)]
     if runs[0].drawn_metric.endswith("_pooled"):
         raise ConfigError(
             f"clients: {runs[0].drawn_metric} is of all clients together; "
@@ -93,6 +101,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         plotting.head(ax, title)
     if below:
         plotting.below(drawing, list(map(plotting.dot, looks.values())), list(looks))
+    drawing.notes = notes(groups(runs))
     return drawing
 
 

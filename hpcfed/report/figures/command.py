@@ -10,7 +10,7 @@ from hpcfed.core.progress import track
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.curves import BANDS
 from hpcfed.report.figures.registry import ALL, FIGURES, select_figures
-from hpcfed.report.figures.runs import load_runs
+from hpcfed.report.figures.runs import load_with_notes
 from hpcfed.report.naming import Names
 from hpcfed.results.columns import metrics
 from hpcfed.results.run import Run, folder_at
@@ -43,9 +43,10 @@ def plot(
     `draw`. Raises CheckpointError for a run without results, ConfigError for a picture that cannot
     be drawn or written.
     """
-    loaded = load_runs(runs, names)
+    loaded, notes = load_with_notes(runs, names)
     drawings = draw(loaded, figure, metric, band, size, title, fonts)
-    return "\n".join(write(drawings, loaded, figure, folder_at(runs[0]), out, format))
+    messages = write(drawings, loaded, figure, folder_at(runs[0]), out, format)
+    return "\n".join([*messages, *notes])
 
 
 def write(

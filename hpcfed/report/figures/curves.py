@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.colours import Look
 from hpcfed.report.figures import plotting
-from hpcfed.report.figures.groups import Group, groups, lines_of
+from hpcfed.report.figures.groups import Group, groups, lines_of, unfinished_apart
 from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import (
     is_share,
@@ -126,13 +126,16 @@ def pooled(runs: Sequence[Run]) -> Curve:
 
 
 def numbers(runs: Sequence[Run]) -> dict[Group, Curve]:
-    """Return the curves, one for runs that differ only in their seed."""
+    """Return the curves, one for runs that differ only in their seed.
+
+    Unfinished runs beside finished ones are curves of their own.
+    """
     return {group: pooled(group.runs) for group in by_line(runs)}
 
 
 def by_line(runs: Sequence[Run]) -> list[Group]:
     """Return the groups of runs, whose labels tell them apart in one panel."""
-    lines = groups(runs)
+    lines = unfinished_apart(groups(runs))
     several = len({group.panel for group in lines}) > 1
     return [replace(g, label=f"{g.label}; {g.panel}") if several else g for g in lines]
 

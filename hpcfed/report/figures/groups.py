@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from hpcfed.report.cases import SEED, by_seed, one_skew
 from hpcfed.report.colours import Look, looks
-from hpcfed.report.figures.runs import setting, short
+from hpcfed.report.figures.runs import left_out, setting, short
 from hpcfed.results.run import Run
 
 METHOD = "algorithm.name"
@@ -56,6 +56,41 @@ def groups(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[Group]:
         label = ", ".join([one.method_title, *describe_fields(group[0], lines)])
         result += split_runs(title, label, [one, *others], ignore)
     return distinct(result)
+
+
+def unfinished_apart(all_groups: Sequence[Group]) -> list[Group]:
+    """Return the groups, and each unfinished run as a group of its own if others are finished.
+
+    The rounds that it lacks would be cut off from those of the others.
+    """
+    result = []
+    for group in all_groups:
+        result.append(replace(group, runs=tuple(final(group))))
+        for run in missing(group):
+            label = f"{group.label} ({run.name}, not finished)"
+            result.append(replace(group, label=label, runs=(run,)))
+    return result
+
+
+def without_unfinished(all_groups: Sequence[Group]) -> list[Group]:
+    """Return the groups without their unfinished runs if others are finished."""
+    return [replace(group, runs=tuple(final(group))) for group in all_groups]
+
+
+def final(group: Group) -> list[Run]:
+    """Return the finished runs of a group, or all if none is finished."""
+    return [run for run in group.runs if run.finished] or list(group.runs)
+
+
+def missing(group: Group) -> list[Run]:
+    """Return the runs that `final` leaves out."""
+    done = final(group)
+    return [run for run in group.runs if run not in done]
+
+
+def notes(all_groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return notes on the runs that `without_unfinished` leaves out."""
+    return left_out([run for group in all_groups for run in missing(group)])
 
 
 def distinct(all_groups: list[Group]) -> list[Group]:

@@ -13,7 +13,14 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
-from hpcfed.report.figures.groups import Group, by_panel, groups, lines_of
+from hpcfed.report.figures.groups import (
+    Group,
+    by_panel,
+    groups,
+    lines_of,
+    notes,
+    without_unfinished,
+)
 from hpcfed.results.columns import title_metric
 from hpcfed.results.run import Run
 from hpcfed.results.summary import main_facts
@@ -37,8 +44,12 @@ class Halved:
 
 
 def numbers(runs: Sequence[Run]) -> list[Halved]:
-    """Return each line. Raises ConfigError if no line has two shares."""
-    halves = [metric_by_share(group) for group in groups(runs, ignore=[FIELD])]
+    """Return each line, without unfinished runs if it has finished ones.
+
+    Raises ConfigError if no line has two shares.
+    """
+    lines = without_unfinished(groups(runs, ignore=[FIELD]))
+    halves = [metric_by_share(group) for group in lines]
     if all(len(one.share) < 2 for one in halves):
         raise ConfigError(
             f"halved: these runs do not differ in {FIELD}, the share of clients that keep half "
@@ -93,4 +104,5 @@ def figure(runs: Sequence[Run]) -> Figure:
         )
         plotting.head(ax, title)
     plotting.legend(drawing, looks)
+    drawing.notes = notes(groups(runs, ignore=[FIELD]))
     return drawing

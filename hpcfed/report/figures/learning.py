@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import curves, plotting
 from hpcfed.report.figures.curves import EPOCHS, EPSILON, SECONDS, TRAFFIC, Axis, Curve
-from hpcfed.report.figures.groups import Group, by_panel, groups, lines_of
+from hpcfed.report.figures.groups import Group, by_panel, groups, lines_of, unfinished_apart
 from hpcfed.results.run import Run
 
 
 def numbers(runs: Sequence[Run]) -> list[tuple[Group, Curve]]:
-    """Return each line, by its panel and label."""
-    return [(group, curves.pooled(group.runs)) for group in groups(runs)]
+    """Return each line, by its panel and label; unfinished runs as in `curves.numbers`."""
+    return [(group, curves.pooled(group.runs)) for group in unfinished_apart(groups(runs))]
 
 
 def epochs(runs: Sequence[Run]) -> Figure:

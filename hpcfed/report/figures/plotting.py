@@ -99,7 +99,7 @@ def panels(
     below: int = 0,
     wide: bool = False,
     **shared: bool,
-) -> tuple[Figure, list[Axes]]:
+) -> tuple[Picture, list[Axes]]:
     """Return a figure with n panels, `across` in a row.
 
     One panel is as wide as a column; several, or a wide one, are as wide as a page.
@@ -116,7 +116,7 @@ def panels(
 
 def grid(
     n: int, across: int, size: tuple[float, float], **shared: Any
-) -> tuple[Figure, list[Axes]]:
+) -> tuple[Picture, list[Axes]]:
     """Return a figure of this size in inches with n panels, `across` in a row."""
     figure = Picture(figsize=size, layout="constrained")
     axes = figure.subplots(-(-n // across), across, squeeze=False, **shared).ravel().tolist()

@@ -17,7 +17,7 @@ from hpcfed.core.wording import count_noun
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.curves import bare, in_words
 from hpcfed.report.figures.groups import Group, by_panel, groups
-from hpcfed.report.figures.runs import short
+from hpcfed.report.figures.runs import left_out, short
 from hpcfed.report.ranks import Ranks, rank
 from hpcfed.results.columns import is_high, last
 from hpcfed.results.run import Run
@@ -68,9 +68,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     """Draw the mean ranks, and the bars of methods that cannot be told apart."""
     metrics = dict.fromkeys(in_words(run.drawn_metric) for run in runs if run.finished)
     drawing = draw({" or ".join(metrics): numbers(runs)})
-    drawing.notes = tuple(
-        f"left out: {run.name}: {run.absence()[1]}" for run in runs if not run.finished
-    )
+    drawing.notes = left_out([run for run in runs if not run.finished])
     return drawing
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfed.core.errors import CheckpointError
-from hpcfed.core.wording import count_noun
+from hpcfed.core.wording import count_noun, join_few
 from hpcfed.report.cases import one_skew
 from hpcfed.report.naming import Names, find_named
 from hpcfed.results.run import Run, name_runs
@@ -17,12 +17,22 @@ from hpcfed.storage import names
 def load_runs(paths: Sequence[Path | Run], names_of: Names = None) -> list[Run]:
     """Return the runs at these paths, and those of the sweeps among them that have done a round.
 
+    They are those of `load_with_notes`.
+    """
+    return load_with_notes(paths, names_of)[0]
+
+
+def load_with_notes(
+    paths: Sequence[Path | Run], names_of: Names = None
+) -> tuple[list[Run], tuple[str, ...]]:
+    """Return the runs at these paths, and notes on those of sweeps that have done no round.
+
     Each is returned once, with a name that distinguishes it, in the order of `find_named`.
     names_of: methods and data. Raises CheckpointError for a run
     without readable results, or a sweep of which no run has any.
     """
-    runs = find_named(paths, names_of)
-    runs = [run for run in runs if run.member is None or has_rounds(run)]
+    found = find_named(paths, names_of)
+    runs = [run for run in found if run.member is None or has_rounds(run)]
     for path in paths:
         if isinstance(path, Run):
             continue
@@ -30,8 +40,16 @@ def load_runs(paths: Sequence[Path | Run], names_of: Names = None) -> list[Run]:
             raise CheckpointError(
                 f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`"
             )
-    name_runs(runs)
-    return runs
+    name_runs(found)
+    return runs, left_out([run for run in found if run not in runs])
+
+
+def left_out(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return a note for each reason why these runs are in no figure."""
+    by_reason: dict[str, list[str]] = {}
+    for run in runs:
+        by_reason.setdefault(run.absence()[1], []).append(run.name)
+    return tuple(f"left out: {join_few(names, 4)}: {why}" for why, names in by_reason.items())
 
 
 def has_rounds(run: Run) -> bool:
