@@ -106,12 +106,13 @@ def axes(
 ) -> tuple[list[str], list[str]]:
     """Return the fields of rows and of columns, so that runs of a cell differ only in their seed.
 
-    timed: whether the numbers are seconds, which the machine changes too.
+    timed: whether the numbers are seconds or joules, which the machine changes too.
 
     Axes that are not given are chosen: rows by method and its own parameters, columns by all other
-    fields that differ. Other data are another column even if each method has its own, because their
-    numbers are not comparable. Raises ConfigError if runs of a cell would differ in a field that
-    neither axis may take, or have the same seed.
+    fields that differ, those of the machine last, so that they hide none of the job. Other data are
+    another column even if each method has its own, because their numbers are not comparable.
+    Raises ConfigError if runs of a cell would differ in a field that neither axis may take, or have
+    the same seed.
     """
     down, across = list(rows or ["algorithm.name"]), list(columns or [])
     fields = {name for run in runs for name in run.fields}
@@ -120,7 +121,7 @@ def axes(
             f"table: no field {name!r} in the jobs of these runs; it is written as in "
             f"--{FIRST[0]}; there are also {', '.join(MACHINE)}"
         )
-    fields -= set() if timed else set(MACHINE)
+    fields -= set(MACHINE)
     for name in sorted(fields - {SEED}, key=lambda name: order(runs, name)):
         apart = name in COMPARED and name not in (*down, *across) and columns is None
         cell = conflicting_values(runs, [] if apart else [*down, *across], name)
@@ -128,15 +129,38 @@ def axes(
             continue
         axis = down if name.startswith("algorithm.") else across
         if (rows if axis is down else columns) is not None:
-            raise ConfigError(
-                f"table: runs that would share a cell differ in {name}: "
-                f"{' and '.join(sorted(cell))}; "
-                "add it to --rows or --columns, or give fewer runs"
-            )
+            raise shared_cell(name, cell)
         axis.append(name)
     fixed = {*(rows or ["algorithm.name"]), *(columns or []), *FIRST}
-    return drop_redundant(runs, down, across, fixed, fields), drop_redundant(
-        runs, across, down, fixed, fields
+    shown = (
+        drop_redundant(runs, down, across, fixed, fields),
+        drop_redundant(runs, across, down, fixed, fields),
+    )
+    return with_machine_columns(runs, *shown, columns is not None) if timed else shown
+
+
+def with_machine_columns(
+    runs: list[Run], down: list[str], across: list[str], given: bool
+) -> tuple[list[str], list[str]]:
+    """Return the axes, with columns for what differs in the machines of runs of one cell.
+
+    given: whether the columns are given, so that they may not be extended.
+    """
+    columns = list(across)
+    for name in sorted(MACHINE, key=lambda name: order(runs, name)):
+        cell = conflicting_values(runs, [*down, *columns], name)
+        if cell and given:
+            raise shared_cell(name, cell)
+        columns += [name] if cell else []
+    machine = [name for name in columns if name not in across]
+    return down, [*across, *drop_redundant(runs, machine, [*down, *across], set(), set(MACHINE))]
+
+
+def shared_cell(name: str, values: set[str]) -> ConfigError:
+    """Return the error that runs of one cell have these values of a field."""
+    return ConfigError(
+        f"table: runs that would share a cell differ in {name}: {' and '.join(sorted(values))}; "
+        "add it to --rows or --columns, or give fewer runs"
     )
 
 

@@ -66,8 +66,8 @@ def scaling(
 def points(runs: Sequence[Run]) -> list[Point]:
     """Return the finished runs by job, from the fewest ranks on. Raises ConfigError as above."""
     timed = with_machine(with_titles([run for run in runs if run.finished]))
-    down, across = axes(timed, None, None, timed=True)
-    fields = [name for name in (*down, *across) if name not in MACHINE]
+    down, across = axes(timed, None, None)
+    fields = [*down, *across]
     jobs: dict[str, dict[tuple[int, int], list[Run]]] = {}
     for run in sorted(timed, key=lambda run: (run.fields[RANKS], run.fields[NODES])):
         places = jobs.setdefault(label_fields(run, fields), {})

@@ -97,7 +97,7 @@ def make_grid(
     view = view_of(
         (run.record for run in cases if run.finished), value, metric, deviation or "seeds", percent
     )
-    down, across = axes(cases, chosen[0], chosen[1], view.value == "seconds")
+    down, across = axes(cases, chosen[0], chosen[1], timed=view.value in ("seconds", "joules"))
     return grid(cases, down, across, view, how)
 
 

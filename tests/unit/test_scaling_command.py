@@ -71,6 +71,17 @@ def test_several_jobs_have_a_line_and_a_panel_of_phases_each(tmp_path):
     ]
 
 
+def test_ranks_do_not_hide_a_field_in_which_jobs_differ(tmp_path):
+    runs = [
+        run(tmp_path / str(ranks), ranks, 4.0 / ranks, run={"precision": precision})
+        for ranks, precision in ((1, "float32"), (2, "bf16"), (4, "bf16"))
+    ]
+    text = scaling(runs)
+    assert "precision=float32, 1  4 s                1.00     100%" in text
+    assert "precision=bf16, 2     2 s                1.00     100%" in text  # no speedup of 2
+    assert "precision=bf16, 4     1 s                2.00     100%" in text
+
+
 def test_runs_on_different_processors_or_gpus_are_named(tmp_path):
     kinds = [{"cpu": "one, AVX2", "device": "A100"}, {"cpu": "one, AVX2", "device": "H100"}]
     runs = [run(tmp_path / str(i), i + 1, 2.0, hardware=kind) for i, kind in enumerate(kinds)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.machine.energy import OTHER
 from hpcfed.report.table import table
 from hpcfed.storage import sweep as store
 from hpcfed.storage.fields import flat, nested
@@ -38,9 +39,13 @@ def run(
     up: int = 10,
     ranks: int = 1,
     seconds: float = 2.0,
+    joules: float | None = None,
     **about: object,
 ) -> Path:
-    """A run folder with these accuracies of two clients, round by round."""
+    """A run folder with these accuracies of two clients, round by round.
+
+    joules: of each rank in a round; None: not measured.
+    """
     folder.mkdir(parents=True)
     header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": "finished"}
     header |= {"ranks": ranks, "hardware": {"nodes": 1}, "versions": {"hpcfed": "0.1.0"}}
@@ -53,7 +58,8 @@ def run(
             "clients/id": np.arange(2),
             "clients/architecture": np.zeros(2, dtype=np.int64),
         }
-        results.append({**cells, "rounds/seconds": seconds})
+        measured = {} if joules is None else {f"ranks/joules_{OTHER}": np.full(ranks, joules)}
+        results.append({**cells, **measured, "rounds/seconds": seconds})
     results.finish()
     return folder
 
@@ -285,6 +291,16 @@ def test_runs_that_differ_only_in_ranks_are_columns_of_seconds(tmp_path):
     assert "ranks=8" in table([tmp_path / "runs"], rows="ranks", columns="nodes,version")
     with pytest.raises(ConfigError, match="or tell them apart by --columns ranks"):
         table([tmp_path / "runs"])
+
+
+def test_the_energy_of_runs_that_differ_only_in_ranks_has_columns_too(tmp_path):
+    log = {"carbon": None, "pue": 1.0}
+    for ranks, joules in {1: 4.0, 2: 5.0}.items():
+        folder = tmp_path / "runs" / str(ranks)
+        run(folder, to_end(0.5), ranks=ranks, joules=joules, log=log)
+    text = lines(table([tmp_path / "runs"], value="joules"))
+    assert text[2].split() == ["method", "ranks=1", "ranks=2"]
+    assert text[3].split() == ["FedAvg", "12", "J", "30", "J"]  # of three rounds, on all ranks
 
 
 def test_any_fields_may_be_rows_and_columns(sweep):
