@@ -75,6 +75,16 @@ def test_a_search_without_ranges_is_refused(words, ranges, message, tmp_path):
         command.sweep(words, out=tmp_path / "s", **ranges)
 
 
+def test_a_search_by_optuna_of_several_job_files_is_refused(tmp_path):
+    files = [tmp_path / name for name in ("a.toml", "b.toml")]
+    for file in files:
+        file.write_text('algorithm.name = "fedavg"\n')
+    with pytest.raises(
+        ConfigError, match=r"one job at a time, but .*a\.toml and .*b\.toml are two"
+    ):
+        command.sweep([*map(str, files), *LR], out=tmp_path / "s", search="optuna")
+
+
 class Finished:
     """Stands for a pool: each run gets results whose validation score is best near lr = 0.01."""
 

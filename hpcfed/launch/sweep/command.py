@@ -239,6 +239,11 @@ def refuse_search(
             "sweep: with --search optuna each run follows from those before, so that they are no "
             "tasks of an array job and cannot be listed before; take --search random"
         )
+    if search == "optuna" and len(files := split_files(words)[0]) > 1:
+        raise ConfigError(
+            f"sweep: --search optuna searches for one job at a time, but {files[0]} and "
+            f"{files[1]} are two; give one job file, or take --search random"
+        )
     if search == "optuna" and (more := [name for name in varied(words) if name != "seed"]):
         raise ConfigError(
             f"sweep: --search optuna searches for one job at a time, but {more[0]} has several "
