@@ -76,6 +76,26 @@ def test_a_call_is_the_command_of_the_same_words():
         words(algorithm=[Two(a=1, b=2), Two(a=2, b=1)])
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seed": []}, r"seed = \[\]: .* give at least one, or remove seed"),
+        ({"local": {"lr": [], "epochs": 2}}, r"local.lr = \[\]"),
+        ({"evaluate": {"metrics": []}}, r"evaluate.metrics = \[\]"),
+        ({"algorithm": []}, r"algorithm = \[\]"),
+        ({"algorithm": {"name": "fedprox", "mu": []}}, r"algorithm.mu = \[\]"),
+        (
+            {"local": [{"lr": 0.1}, {"lr": 0.2, "epochs": 2}]},
+            r'local: a list of tables; give the field itself a list, as in local = {"lr": \[...\]}',
+        ),
+        ({"data": [{"name": "digits"}, {"name": "mnist"}]}, "data: a list of tables"),
+    ],
+)
+def test_a_sweep_refuses_empty_lists_and_lists_of_tables(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        words(**fields)
+
+
 def test_a_sweep_in_the_process_is_continued_by_the_same_call(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     g = np.random.default_rng(0)

@@ -118,12 +118,15 @@ def flags(call: Call, fields: Mapping[str, Any]) -> list[str]:
     """Return the flags of `hpcfed sweep` for the fields of a call.
 
     call: takes the classes, functions and data among the values.
+    Raises ConfigError for an empty list, or a list of tables.
     """
     words: list[str] = []
     for name, value in dotted(fields):
+        refuse_empty(name, value)
         if name == "algorithm":
             words += method_flags(call, value if isinstance(value, list) else [value])
             continue
+        refuse_tables(name, value)
         several = takes_list(name, [])
         nests = isinstance(value, list) and (
             all(isinstance(v, list | tuple) for v in value)
@@ -148,6 +151,28 @@ def dotted(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield ("data" if short == "data.name" else short), value
 
 
+def refuse_empty(name: str, value: Any) -> None:
+    """Raise ConfigError for a list without values, from which no run follows."""
+    if isinstance(value, list) and not value:
+        raise ConfigError(
+            f"hpcfed.sweep: {name} = []: a list holds the values to be combined, and this one has "
+            f"none; give at least one, or remove {name}"
+        )
+
+
+def refuse_tables(name: str, value: Any) -> None:
+    """Raise ConfigError for a list of tables, of which only the fields could be combined."""
+    tables = (
+        [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    )
+    if tables:
+        field = next(iter(tables[0]), "field")
+        raise ConfigError(
+            f"hpcfed.sweep: {name}: a list of tables; give the field itself a list, as in "
+            f'{name} = {{"{field}": [...]}}, or make a sweep of each table'
+        )
+
+
 def method_flags(call: Call, items: Sequence[Any]) -> list[str]:
     """Return the flags of methods, each a name, a class, an object, or a table with parameters.
 
@@ -158,6 +183,8 @@ def method_flags(call: Call, items: Sequence[Any]) -> list[str]:
         choices = {"name": [item]}
         if isinstance(item, Mapping):
             choices = {key: v if isinstance(v, list) else [v] for key, v in item.items()}
+        for key, alternatives in choices.items():
+            refuse_empty(f"algorithm.{key}", alternatives)
         for values in product(*choices.values()):
             one = dict(zip(choices, values, strict=True))
             method = one if isinstance(item, Mapping) else item
