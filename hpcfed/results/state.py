@@ -61,6 +61,11 @@ class State:
     metric: str = "accuracy"
     value: float | None = None
 
+    @property
+    def pruned(self) -> bool:
+        """Whether the run was ended because it is hopeless, so that it is never continued."""
+        return self.word == STOPPED and self.why.startswith(sweeps.PRUNED)
+
 
 def state(run: Path) -> State:
     """Return the state of the run in this folder, or of the result file at this path."""

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from hpcfed import cli
-from hpcfed.report.watch import command, terminal
+from hpcfed.core.exit_status import RESUME_ME
+from hpcfed.report.watch import command, terminal, web
 from hpcfed.report.watch.view import View, look, warnings
 from hpcfed.results import run as reader
 from hpcfed.results.run import Run, find, name_runs
@@ -148,6 +149,19 @@ def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):
         and "finished" in out
         and "status 2: hpcfed: no data" in out
     )
+
+
+def test_a_pruned_run_is_over_and_a_run_that_was_stopped_is_not(tmp_path):
+    sweep = swept(tmp_path / "s", "ab")
+    for name in "ab":
+        records.run(sweep.folder / name, 2, total=4)
+    store.note(sweep, "a", store.make_end(0, f"{store.PRUNED}: below the median"))
+    store.note(sweep, "b", store.make_end(RESUME_ME, "stopped"))
+    pruned, stopped = views([sweep.folder])
+    assert (pruned.state.word, pruned.over) == ("stopped", True)
+    assert (stopped.state.word, stopped.over) == ("stopped", False)
+    with web.Server(open_runs([sweep.folder])[:1], 0) as server:
+        assert server.look()["over"]
 
 
 def test_a_run_is_read_again_only_if_its_files_have_changed(tmp_path, monkeypatch):

@@ -65,8 +65,11 @@ class View:
 
     @property
     def over(self) -> bool:
-        """Whether the view is final: all rounds are done, or the run failed in its sweep."""
-        return self.state.word in (FINISHED, FAILED)
+        """Whether the view is final.
+
+        All rounds are done, or the run failed in its sweep, or was pruned.
+        """
+        return self.state.word in (FINISHED, FAILED) or self.state.pruned
 
 
 def look(run: Run, before: View | None = None) -> View:
