@@ -494,3 +494,18 @@ def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monke
         store.read(tmp_path / "s").ranks,
         store.read(tmp_path / "s").launcher,
     ) == (1, "")
+
+
+def test_a_sweep_that_is_submitted_by_its_folder_has_its_own_ranks_and_takes_no_fields(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hpcfed.launch.sweep.batch.sbatch", lambda text: "7")
+    submit = ["--submit", "--launcher", "mpirun"]
+    words = ["sweep", *HOMOGENEOUS, "--seed", "0,1", "--out", "s", "--ranks", "8"]
+    assert main([*words, *submit]) == 0
+    capsys.readouterr()
+    assert main(["sweep", "s", *submit, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "--ntasks-per-node=8\n" in text and "--launcher mpirun" in text
+    assert "changes fields" not in text and "\n# scancel --batch" in text

@@ -1,6 +1,6 @@
 #!/bin/bash
 @directives
-# sbatch THIS --rounds 200 changes fields of the run; scancel --batch --signal=TERM JOB has it save and stop.
+# @{fields}scancel --batch --signal=TERM JOB has it save and stop.
 
 again= stopped= run=   # whatever the environment has
 trap '@{again}stop' USR1   # the time limit is near, or others need the nodes: save, continue later

@@ -154,11 +154,12 @@ def fill(name: str, **values: object) -> str:
     return re.sub(r"@\{?([a-z]+)\}?", lambda place: str(values[place[1]]), text)
 
 
-def script(batch: Batch, body: str, tasks: int = 0) -> str:
+def script(batch: Batch, body: str, tasks: int = 0, takes_fields: bool = True) -> str:
     """Return the whole script around a body.
 
     body: starts commands that are to receive signals by `watch`, and leaves its status in $status.
     tasks: number of tasks of an array job.
+    takes_fields: whether the body gives fields after the script's name to the run.
     """
     # an array's id means all tasks
     job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if tasks else "$SLURM_JOB_ID"
@@ -166,6 +167,7 @@ def script(batch: Batch, body: str, tasks: int = 0) -> str:
     return fill(
         "job.sh",
         directives="\n".join(directives(batch, tasks)),
+        fields="sbatch THIS --rounds 200 changes fields of the run; " if takes_fields else "",
         again="" if batch.chain else "again=yes; ",
         resume=RESUME_ME,
         threads=batch.threads,

@@ -22,11 +22,13 @@ def plan_batch(
 ) -> tuple[Sweep, str]:
     """Return the sweep with the batch job's ranks and launcher, and the script of that job.
 
-    ranks: of each run; None for one for each GPU, or one on each node.
+    ranks: of each run; None for those of the sweep if they are several, or else one for each GPU,
+    or one on each node.
     launcher: auto, mpirun, srun, or a whole command.
     asked: fields of Batch.
     Raises ConfigError for more ranks than the job has tasks.
     """
+    ranks = ranks or (sweep.ranks if sweep.ranks > 1 else None)
     if ranks and asked["ntasks_per_node"] is None:
         asked["ntasks_per_node"] = -(-ranks // max(1, asked["nodes"]))
     batch = batch_of(
@@ -42,7 +44,7 @@ def plan_batch(
     words = batch.starter() if ranks > 1 else []
     sweep = replace(sweep, ranks=ranks, launcher=shlex.join(words))
     task = continuing(replace(sweep, folder=sweep.folder.resolve()), TASK)
-    return sweep, script.script(batch, f"watch {task}", array_size(sweep))
+    return sweep, script.script(batch, f"watch {task}", array_size(sweep), takes_fields=False)
 
 
 def submit(sweep: Sweep, text: str) -> str:
