@@ -160,7 +160,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         "FedNTD": {"beta": "-bt", "tau": "-tau"},
         "FedGH": {"server_lr": "-slr", "server_epochs": 1, "server_batch": "-lbs"},
         "FedLC": {"tau": "-tau"},
-        "FedALA": {"eta": "-et"},
+        "FedALA": {"eta": "-et", "share": "-s"},
         "FedAMP": {"lam": "-lam", "alpha": "-alk", "sigma": "-sg"},
         "FedFomo": {"models": "-M", "epsilon": 0.0},
         "FedPAC": {"lam": "-lam", "head_lr": "-lr"},
@@ -208,7 +208,7 @@ OF_METHODS = {  # in what hpcfed's method differs from the library's
     "FedLC": "the library counts classes over all clients; hpcfed, as the paper, over the client's",
     "FD": "the library's distance is the cross-entropy with mean logits; hpcfed's the paper's KL",
     "FedKD": "the common model has the rate local.lr too (-mlr)",
-    "FedALA": "-s is algorithm.share, in percent; two of -p, which counts tensors, are a layer",
+    "FedALA": "two of -p, which counts tensors, are a layer (algorithm.layers)",
     "FedAMP": "the library's penalty has no gradient, so that its clients train alone",
     "FedPAC": "the library's prototypes are means of equal weights; hpcfed's count examples",
     "FedGen": "clients' loss has the paper's two terms, which are weighted and decay",
@@ -380,6 +380,8 @@ def fields(line: Line, generate: str) -> dict[str, Any]:
             for name, value in methods_of(line.library)[line.method].items()
         },
     }
+    if line.method == "FedALA":
+        algorithm["share"] /= 100  # -s is in percent
     mix = models(line)
     needs = ALGORITHMS[algorithm["name"]].load()().needs
     joined = int(values.num_clients * values.join_ratio)  # as the libraries round it

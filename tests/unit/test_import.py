@@ -43,6 +43,14 @@ def test_flags_become_fields():
     assert table["run"]["device"] == "cpu"
 
 
+def test_fedala_s_share_is_given_in_percent():
+    words = ["-algo", "FedALA", "-s", "50"]
+    text = job_of("pfllib", words)
+    assert tomllib.loads(text)["algorithm"]["share"] == 0.5
+    assert not [line for line in text.splitlines() if line.startswith("# -s")]
+    assert table_of("pfllib", "-algo FedALA")["algorithm"]["share"] == 0.8
+
+
 def test_the_rate_decays_each_round_and_any_text_is_true():
     table = table_of("pfllib", "-gr 4 -ld False -ldg 0.9")  # argparse with type=bool
     schedule = {"schedule": "step", "milestones": [1, 2, 3], "decay": 0.9}
