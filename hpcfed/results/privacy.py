@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hpcfed.results.columns import by_round
@@ -15,12 +16,16 @@ NOT_HIDDEN = (
 
 
 def facts(record: Record) -> dict[str, Any]:
-    """Return epsilon after the last round and what it means; {} without an account of privacy."""
+    """Return epsilon after the last round and what it means; {} without an account of privacy.
+
+    epsilon: None if it is not finite.
+    """
     about = record.header.get("privacy")
     if not about:
         return {}
     spent = by_round(record, "epsilon")
-    return {"epsilon": float(spent[-1]) if len(spent) else 0.0, **about}
+    epsilon = float(spent[-1]) if len(spent) else 0.0
+    return {"epsilon": epsilon if math.isfinite(epsilon) else None, **about}
 
 
 def scope(about: dict[str, Any]) -> str:
@@ -36,8 +41,9 @@ def lines(record: Record) -> list[str]:
     spent = facts(record)
     if not spent:
         return []
+    epsilon = "not finite" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
     return [
-        f"privacy: epsilon {spent['epsilon']:.4g} at {scope(spent)}",
+        f"privacy: epsilon {epsilon} at {scope(spent)}",
         f"  {spent['by']} noise, multiplier {spent['noise']:g}; {spent['cohorts']}",
         f"  {NOT_HIDDEN}",
     ]

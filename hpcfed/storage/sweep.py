@@ -67,10 +67,6 @@ class Sweep:
     launcher: str
     runs: tuple[Member, ...]
 
-    def run(self, i: int) -> Path:
-        """Return the folder of the i-th run, from 0."""
-        return self.folder / self.runs[i].name
-
 
 @dataclass(frozen=True)
 class End:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hpcfed.cli import main
 from hpcfed.core import tables
 from hpcfed.core.tables import console, duration, size
 from hpcfed.report import catalogue, cite
@@ -75,6 +76,20 @@ def run(tmp_path: Path) -> Path:
         row([NAN] * 4, [2, 3], **{"ranks/checkpoint": np.array([1.0, 1.0])}),
     ]
     return run_of(tmp_path / "run", rows)
+
+
+@pytest.mark.parametrize("epsilon", [NAN, np.inf])
+def test_an_epsilon_that_is_not_finite_is_none_in_json_and_is_named_in_the_text(
+    tmp_path, capsys, epsilon
+):
+    about = {"delta": 1e-5, "neighbours": "one client is added", "accountant": "pld"}
+    about |= {"by": "central", "noise": 1.0, "cohorts": "by Poisson sampling"}
+    rows = [row([0.5] * 4, [0, 1], **{"rounds/epsilon": value}) for value in (1.5, epsilon)]
+    path = run_of(tmp_path / "private", rows, privacy=about)
+    assert main(["summary", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["privacy"]["epsilon"] is None
+    assert main(["summary", str(path)]) == 0
+    assert "privacy: epsilon not finite at delta 1e-05" in capsys.readouterr().out
 
 
 def test_accuracy_is_the_mean_over_clients_of_the_last_evaluated_round(run):

@@ -128,15 +128,17 @@ def pool(monkeypatch):
 
 
 def proposed(monkeypatch) -> list:
-    """Lets something stand for Optuna where it is not installed; what it was told."""
-    trials = []
+    """Returns the trials of which each proposal was told.
+
+    A random search stands for Optuna where that is not installed.
+    """
+    trials, optuna = [], importlib.util.find_spec("optuna") is not None
 
     def propose(spans, tried):
         trials.append([*tried])
-        return draw(spans, len(tried))
+        return search.propose(spans, tried) if optuna else draw(spans, len(tried))
 
-    if importlib.util.find_spec("optuna") is None:
-        monkeypatch.setattr(command, "propose", propose)
+    monkeypatch.setattr(command, "propose", propose)
     return trials
 
 
@@ -151,8 +153,10 @@ def test_a_search_that_is_gone_on_with_makes_the_trials_that_it_would_have_made(
     assert command.sweep(words, out=tmp_path / "one", search="optuna", trials=4) == 0
     one, two = (store.read(tmp_path / name) for name in ("one", "two"))
     assert len(one.runs) == 4 and replace(two, folder=one.folder) == one
-    for tried in trials:
-        assert all(trial.score is not None and trial.score > 0 for trial in tried)
+    # four proposals of both searches; the first of each follows from none
+    assert [len(tried) for tried in trials] == [0, 1, 2, 3, 0, 1, 2, 3]
+    scores = [trial.score for tried in trials for trial in tried]
+    assert all(score is not None and score > 0 for score in scores)
 
 
 @pytest.mark.usefixtures("pool")

@@ -5,6 +5,7 @@ It also says how many nodes are worth using.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -69,10 +70,10 @@ def plan(
     from hpcfed.launch.plan.costs import differing_fields
 
     counts = numbers(nodes)
-    if latency < 0 or bandwidth <= 0:
+    if not (0 <= latency < math.inf and 0 < bandwidth < math.inf):
         raise ConfigError(
             f"plan: --latency {latency:g} is at least 0 microseconds, and --bandwidth "
-            f"{bandwidth:g} above 0 Gbit/s"
+            f"{bandwidth:g} above 0 Gbit/s; give finite numbers"
         )
     network = Network(1e-6 * latency, 1e9 / 8 * bandwidth)
     job = load(words, read_job)
