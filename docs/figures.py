@@ -18,8 +18,8 @@ of trained models ask the models in the newest checkpoint. Sweeps may stand for 
 are one line, and in all of these but `curves` those whose data differ make panels; `labels` has a
 panel for each way in which data were shared out; in the others each run has a
 line or a panel of its own. Beside finished runs of one line, an unfinished one is a curve of its
-own, named so; `accuracies` and `halved`, which draw last rounds, leave it out, and the command names
-it. What runs cannot give is one message, and `all` leaves it out.
+own, named so; `accuracies` and `halved`, which draw last rounds, leave it out, and the command
+names it. What runs cannot give is one message, and `all` leaves it out.
 
 ```sh
 hpcfed plot runs/first runs/alone --figure learning,accuracies -o figures.png
