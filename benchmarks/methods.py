@@ -58,7 +58,6 @@ SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds
     "fedbabu": "--algorithm.final_epochs 1",
     "fedbe": "--algorithm.server_epochs 2 --algorithm.server_batch 20",
     "fedbuff": "--algorithm.K 5",
-    "feddecorr": "--local.lr 0.02",  # 0.05 diverges on CIFAR-10
     "feddf": "--algorithm.steps 50 --algorithm.server_batch 20",
     "feddropout": "--algorithm.scaler false",
     "fedclassavg": "--local.lr 0.02",  # 0.05 diverges on CIFAR-10

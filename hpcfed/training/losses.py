@@ -240,13 +240,13 @@ def cross_correlation(z: Tensor, target: Tensor, lam: float) -> Tensor:
     return (1 - diagonal).square().sum() + lam * off
 
 
-def standardise(z: Tensor) -> Tensor:
+def standardise(z: Tensor, least: float = 1e-10) -> Tensor:
     """Return columns of mean 0 and variance 1, divisor n; a constant column becomes 0.
 
-    z: [n, d].
+    z: [n, d].  least: is added to the variances.
     """
     centred = z - z.mean(0)
-    return centred / (centred.square().mean(0) + 1e-10).sqrt()
+    return centred / (centred.square().mean(0) + least).sqrt()
 
 
 def decorrelation(z: Tensor, scale: Literal["code", "paper"]) -> Tensor:
@@ -255,12 +255,13 @@ def decorrelation(z: Tensor, scale: Literal["code", "paper"]) -> Tensor:
     z: representations [n, d].  scale: "paper", the mean over all u, v of M_uv^2; or "code", (n -
     1)^2 / n times the mean over u != v. Constant components are correlated with none, and one
     example adds nothing. It is computed in float32 for any run.precision. Shi et al. (FedDecorr),
-    ICLR 2023, arXiv:2210.00226, eq. 6, and public code (bytedance/FedDecorr).
+    ICLR 2023, arXiv:2210.00226, eq. 6, and public code (bytedance/FedDecorr), of which 1e-8 in the
+    variances is: a component that is almost constant would have too large a gradient.
     """
     n, d = z.shape
     if n == 1:
         return z.sum() * 0
-    z = standardise(raised(z))
+    z = standardise(raised(z), least=1e-8)
     with full(z.device):
         squares = (z.T @ z / n).square()  # [d, d]
     if scale == "paper":

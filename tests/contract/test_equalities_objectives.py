@@ -137,6 +137,12 @@ def test_decorrelation_of_two_equal_components_by_hand():
     assert decorrelation(z, "paper").item() == pytest.approx(1.0)
 
 
+def test_an_almost_constant_component_counts_as_little_as_in_the_authors_code():
+    """1e-8 is added to variances: of components of deviation 1e-4 half of the squares are left."""
+    z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]]) * torch.tensor([1.0, 1e-4])
+    assert decorrelation(z, "code").item() == pytest.approx(0.25, rel=1e-3)
+
+
 @pytest.mark.parametrize("scale", ["code", "paper"])
 def test_decorrelation_depends_on_correlations_alone(scale):
     z = torch.randn(9, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
