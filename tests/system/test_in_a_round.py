@@ -6,14 +6,17 @@ A client that fails: `test_ranks.py`.
 import os
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from hpcfed import cli
+from hpcfed.engine.folder import run_id
 from hpcfed.results.state import RUNNING, state
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.digest import digest
-from tests.system.live import started
+from tests.system.live import MAIN, started
 from tests.system.several import LIMIT, together
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
@@ -50,6 +53,17 @@ def test_a_round_that_a_signal_ends_is_gone_on_with_by_client(tmp_path):
         },
     )
     assert digest(run) == digest(unbroken)
+
+
+def test_a_supervised_run_continues_with_the_work_saved_within_its_first_round(tmp_path):
+    run = tmp_path / "run"
+    words = [*SIGNALLED, "--algorithm.sign", str(tmp_path / "sign"), "--out", str(run)]
+    with started(1, *words) as job:
+        job.ends(RESUME_ME)
+    saved = run_id(run)
+    assert 0 in turns(run)
+    assert cli.main(["supervise", "--", sys.executable, *MAIN, *words]) == 0
+    assert results.load(run).rounds == 1 and run_id(run) == saved
 
 
 def test_a_long_first_round_counts_as_progress_and_the_current_client_is_abandoned(tmp_path):

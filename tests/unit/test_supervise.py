@@ -4,6 +4,7 @@ or told to stop.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import main
+from hpcfed.engine.fault_tolerance.supervise import onward
 from hpcfed.storage import names
 from hpcfed.storage.record import FINISHED, JOB_ID, STOPPED
 from hpcfed.storage.results import Results
@@ -66,6 +68,7 @@ class Case:
     def held(self, *rounds: int, **header: object) -> None:
         """A run that lies there before, with checkpoints after so many rounds."""
         write(self.run, max(rounds), STOPPED, job={}, **header)
+        shutil.rmtree(names.checkpoint_folder(self.run), ignore_errors=True)
         names.checkpoint_folder(self.run).mkdir()
         for t in rounds:
             names.checkpoint_file(self.run, t).touch()
@@ -162,6 +165,16 @@ def test_a_folder_that_holds_a_checkpoint_is_gone_on_with(tmp_path):
     names.checkpoint_file(case.run, 3).touch()
     assert main(case.words()) == 0
     assert case.starts() == ["--resume"]
+
+
+def test_work_saved_within_the_first_round_is_continued(tmp_path):
+    case = Case(tmp_path, [0, 6], [0, 6])
+    case.held(0, **{JOB_ID: "7"})
+    assert onward(case.run) == ["--resume", str(case.run)]
+    assert main(case.words()) == 0
+    case.held(0, **{JOB_ID: "7"})
+    assert main(case.words("--overwrite", options=("--job", "7"))) == 0
+    assert case.starts() == ["--resume", "--resume"]
 
 
 def test_a_launcher_that_returns_0_before_all_rounds_are_done_is_not_believed(tmp_path):

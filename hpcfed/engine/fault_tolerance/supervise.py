@@ -58,7 +58,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         say(f"{run}: all its rounds are done")
         return DONE
     explicit = job.overwrite or job.resume  # how to begin
-    more = onward(run) if ours or (saved_rounds(run) and not explicit) else []
+    more = onward(run) if ours or (checkpoint.newest(run) and not explicit) else []
     for restarts in range(job.run.max_restarts + 1):
         # what this process started has ended, and so have the batch jobs before this one
         over = ["--force"] if restarts or ours else []
@@ -115,9 +115,10 @@ def was_started_by(job_ids: Sequence[str], run: Path) -> bool:
 def onward(run: Path) -> list[str]:
     """Return the flags, to follow all others, with which our run is continued.
 
-    A run that has saved nothing starts from the beginning.
+    A run that has saved nothing starts from the beginning; a checkpoint after round 0 holds work
+    of the first round.
     """
-    if saved_rounds(run):
+    if checkpoint.newest(run):
         return ["--resume", str(run)]
     return ["--overwrite"] if os.path.isfile(names.results_file(run)) else []
 
