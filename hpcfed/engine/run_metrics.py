@@ -166,31 +166,43 @@ class Metrics:
 
         It is {} if nothing has been measured.
         """
-        arrays = {} if self.held is None else {"validation": self.held.copy()}
-        if not self.last:
-            return arrays
-        numbers, answers = zip(*self.last.values(), strict=True)
-        sizes = [len(next(iter(one.values()))) for one in answers]
-        about = {
-            "ids": np.array([*self.last]),
-            "sizes": np.array(sizes),
-            "numbers": np.array(numbers),
-        }
-        return arrays | {"answers": about | {"of": concat(answers)}}
+        tree: dict[str, Any] = {}
+        if self.held is not None:
+            tree["validation"] = self.held.copy()
+        if self.last:
+            tree["answers"] = answers_to_tree(self.last)
+        at_end = {phase: answers_to_tree(of) for phase, of in self.at_end.items() if of}
+        return tree | ({"at_end": at_end} if at_end else {})
 
     def from_tree(self, tree: Mapping[str, Any]) -> None:
         """Restore the state that `to_tree` returned."""
-        self.last = {}
         if self.held is not None and "validation" in tree:
             self.held = np.array(tree["validation"])
-        if "answers" not in tree:
-            return
-        about = tree["answers"]
-        ends = np.cumsum(about["sizes"])[:-1]
-        parts = {name: np.split(np.array(of), ends) for name, of in about["of"].items()}
-        for i, k in enumerate(about["ids"].tolist()):
-            answers = {name: of[i] for name, of in parts.items()}
-            self.last[k] = (tuple(about["numbers"][i].tolist()), answers)
+        self.last = answers_from_tree(tree["answers"]) if "answers" in tree else {}
+        self.at_end = {phase: answers_from_tree(of) for phase, of in tree.get("at_end", {}).items()}
+
+
+def answers_to_tree(measured: Measured) -> dict[str, Any]:
+    """Return clients' metrics and answers, at least one client's, as one array for each name."""
+    numbers, answers = zip(*measured.values(), strict=True)
+    sizes = [len(next(iter(one.values()))) for one in answers]
+    return {
+        "ids": np.array([*measured]),
+        "sizes": np.array(sizes),
+        "numbers": np.array(numbers),
+        "of": concat(answers),
+    }
+
+
+def answers_from_tree(tree: Mapping[str, Any]) -> Measured:
+    """Return the metrics and answers that `answers_to_tree` was given."""
+    ends = np.cumsum(tree["sizes"])[:-1]
+    parts = {name: np.split(np.array(of), ends) for name, of in tree["of"].items()}
+    measured: Measured = {}
+    for i, k in enumerate(tree["ids"].tolist()):
+        answers = {name: of[i] for name, of in parts.items()}
+        measured[k] = (tuple(tree["numbers"][i].tolist()), answers)
+    return measured
 
 
 def pooled_accuracy(accuracy: np.ndarray, sizes: np.ndarray) -> float:

@@ -12,6 +12,7 @@ from hpcfed.comm import Serial
 from hpcfed.config.load import load as load_job
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.group_metrics import DRAWS, group_metrics, interval
 from hpcfed.main import main
 from hpcfed.report.measures import measure
@@ -22,6 +23,7 @@ from hpcfed.results.run import find
 from hpcfed.results.summary import facts, group_tables
 from hpcfed.storage.record import load as load_record
 from hpcfed.tasks import make
+from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -108,6 +110,25 @@ def test_ranks_and_a_stop_change_no_number_of_a_group(tmp_path: Path):
     spmd(3, lambda comm: toy.run(comm, going, resume=tmp_path, between=note))
     for got in ends[-3:]:
         assert {n: v.tolist() for n, v in got.items()} == {n: v.tolist() for n, v in want.items()}
+
+
+def test_a_run_that_continues_after_its_last_round_has_the_scores_of_received_models(
+    tmp_path: Path,
+):
+    words = flags("--evaluate.groups", "sex", "--evaluate.metrics", "accuracy,ece")
+    job = load_job([*words, "--evaluate.received", "true"], environ={})
+    unbroken = toy.start(Serial(), job)
+    while not unbroken.over:
+        unbroken.step()
+    saving.save(unbroken, tmp_path)
+    unbroken.finish()
+    want = unbroken.evaluation.metrics.closing()
+    assert {"groups_received/accuracy", "reliability_received", "answered_received"} <= want.keys()
+
+    continued = toy.start(Serial(), job)
+    restore(continued, tmp_path)
+    continued.finish()
+    assert toy.differences(continued.evaluation.metrics.closing(), want) == []
 
 
 def test_results_summary_table_and_page_show_the_groups():
