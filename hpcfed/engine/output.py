@@ -42,8 +42,8 @@ class Output:
         return self.callback.failure if self.callback else None
 
     def begin(self) -> None:
-        """Write the result file once before the first round, so that readers see the run."""
-        if self.results and not self.results.rounds:
+        """Write the result file before the first round, unless that has been done."""
+        if self.results and not self.results.is_on_disk:
             self.write()
 
     def add(self, row: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,6 +118,7 @@ def open_files(course: Course, rounds: Rounds, folder: Path, log: Logs) -> Resul
     """Write the partition, and open the results and the logs that the job asks for, on rank 0."""
     job, decided, records = course.job, course.world, course.records
     assert decided is not None
+    course.check()
     if course.begun or rounds.t:
         keep_partition(decided, folder, rounds)
     else:
@@ -172,7 +175,7 @@ def open_results(
     rows: Rows | None = None,
     memory: Record | None = None,
 ) -> Results:
-    """Return the result file: a new one, or that of a resumed run, cut to its checkpoint.
+    """Return the result file: a new one, or that of a resumed run, cut to its checkpoint on disk.
 
     rows: of rounds that may not be on disk.
     memory: all rows, if this rank 0 has them in memory from before another rank's death.
@@ -181,8 +184,6 @@ def open_results(
     arrays, warn = describe.arrays(world, rounds), rounds.fed.warnings.say
     if rounds.t > len(rows):
         results = Results.resume(folder, rounds.t, header, rows, arrays, memory, warn)
-        # only now: it may remove a copy that `resume` needed
-        checkpoint.drop_after(folder, rounds.t)
         if results.lost:
             warn(explain_lost_rounds(results))
         elif results.source != results.path:
@@ -190,11 +191,16 @@ def open_results(
                 f"{results.path}: damaged or missing; the run continues with the copy in "
                 f"{results.source}"
             )
-        return results
+    else:
+        results = Results(folder, header, arrays, warn)
+        for t in range(rounds.t):  # a rank died before any of them was on disk
+            results.append(rows[str(t)])
+    if os.path.exists(results.path):
+        # before later checkpoints are gone, whose rounds the file has, perhaps as a finished run
+        with suppress(WriteError):  # `Output.begin` tries again, and reports it
+            results.finish()
+    # only now: it may remove a copy that `Results.resume` needed
     checkpoint.drop_after(folder, rounds.t)
-    results = Results(folder, header, arrays, warn)
-    for t in range(rounds.t):  # a rank died before any of them was on disk
-        results.append(rows[str(t)])
     return results
 
 

@@ -157,6 +157,11 @@ class Results:
         """The number of rows."""
         return sum(map(length, self._blocks)) + len(self._rows)
 
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether this process has written the file."""
+        return self._file is not None
+
     def row(self, t: int) -> dict[str, np.ndarray]:
         """Return round t, counted from 1, as readers see it; nan where other rounds have more."""
         for block in self._blocks:

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import main as cli
-from hpcfed.core.errors import CheckpointError, DataError
+from hpcfed.core.errors import CheckpointError, DataError, HpcfedError, everywhere
 from hpcfed.data.partition_file import Partition
+from hpcfed.engine.fault_tolerance.supervise import is_finished
+from hpcfed.engine.rounds import Rounds
+from hpcfed.main import main
+from hpcfed.results.state import state
 from hpcfed.results.trained.load import load_model
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.digest import digest
+from hpcfed.storage.record import FINISHED
 from tests.system.several import LIMIT, SMALL, Outcome, together
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
@@ -130,6 +135,25 @@ def test_a_finished_run_continues_to_more_rounds_with_the_bits_of_one_run(desk, 
 def test_a_run_resumed_from_an_earlier_round_keeps_no_later_checkpoint(desk, outcomes):
     assert checkpoint.rounds_of(checkpoint.newest(desk / "earlier")) == LONGER
     assert results.load(desk / "earlier").header["history"][0]["rounds"] == DONE - 1
+
+
+@pytest.mark.parametrize("step", ["drop later checkpoints", "do the next round"])
+def test_a_finished_run_that_is_killed_after_it_was_resumed_earlier_is_not_finished(
+    desk, tmp_path, monkeypatch, step
+):
+    def die(*_: object) -> None:
+        raise everywhere(HpcfedError("the machine is switched off"))
+
+    run = tmp_path / "run"
+    shutil.copytree(desk / "done", run)
+    assert is_finished(run, DONE)
+    if step == "drop later checkpoints":
+        monkeypatch.setattr(checkpoint, "drop_after", die)
+    else:
+        monkeypatch.setattr(Rounds, "step", die)
+    assert main(["--resume", str(names.checkpoint_file(run, DONE - 1)), "--quiet"]) != 0
+    assert results.load(run).rounds == DONE - 1
+    assert state(run).word != FINISHED and not is_finished(run, DONE)
 
 
 def test_another_job_is_refused_with_the_fields_that_differ(desk, outcomes):
