@@ -21,6 +21,7 @@ from hpcfed.storage.record import FINISHED, JOB_ID, STOPPED
 from hpcfed.storage.results import Results
 from tests.mpirun import environment
 
+ROUNDS = 6  # of the job
 # A run that ends as a plan says: each start takes the next [status, files], and notes its
 # arguments.
 FAKE = """
@@ -32,9 +33,9 @@ status, saved = steps.pop(0)
 plan.write_text(json.dumps(steps))
 with open(told, "a") as file:
     print(json.dumps(sys.argv[3:]), file=file)
-for file in saved:
+for file, contents in saved.items():
     Path(file).parent.mkdir(parents=True, exist_ok=True)
-    Path(file).touch()
+    Path(file).write_bytes(Path(contents).read_bytes() if contents else b"")
 if status == "wait":
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
     print("waiting", flush=True)
@@ -46,24 +47,28 @@ sys.exit(status)
 
 
 class Case:
-    """A plan, [status, rounds saved, or 0: none but results, or None] for each start, and what
-    comes of it.
+    """A plan, [status, rounds saved, or 0: none but results, or None, ended] for each start, and
+    what comes of it.
+
+    ended: as the results have it; without it, FINISHED after all ROUNDS.
     """
 
     def __init__(self, folder: Path, *steps: list):
         self.run, self.plan, self.fake = folder / "run", folder / "plan.json", folder / "fake.py"
-        saved = [[status, self.files(rounds)] for status, rounds in steps]
+        self.finished = folder / "finished"
+        write(self.finished, ROUNDS, FINISHED)
+        saved = [[status, self.files(*rounds)] for status, *rounds in steps]
         self.plan.write_text(json.dumps(saved))
         self.fake.write_text(FAKE)
 
-    def files(self, rounds: int | None) -> list[str]:
-        """What a start leaves."""
-        checkpoint = [names.checkpoint_file(self.run, rounds)] if rounds else []
-        return (
-            []
-            if rounds is None
-            else [str(path) for path in (names.results_file(self.run), *checkpoint)]
-        )
+    def files(self, rounds: int | None, ended: str | None = None) -> dict[str, str]:
+        """The files that a start leaves, with the file whose contents each has; "": it is empty."""
+        if rounds is None:
+            return {}
+        ended = ended or (FINISHED if rounds == ROUNDS else STOPPED)
+        results = str(names.results_file(self.finished)) if ended == FINISHED else ""
+        checkpoint = {str(names.checkpoint_file(self.run, rounds)): ""} if rounds else {}
+        return {str(names.results_file(self.run)): results} | checkpoint
 
     def held(self, *rounds: int, **header: object) -> None:
         """A run that lies there before, with checkpoints after so many rounds."""
@@ -80,7 +85,7 @@ class Case:
             "--models.mix",
             "mlp",
             "--rounds",
-            "6",
+            str(ROUNDS),
             "--out",
             str(self.run),
             *flags,
@@ -138,12 +143,6 @@ def test_results_that_the_run_did_not_make_are_never_overwritten(tmp_path):
     assert case.starts() == ["--out", "--out"]
 
 
-def test_a_launchers_success_is_not_trusted_after_killed_ranks(tmp_path):
-    case = Case(tmp_path, [0, 2], [0, 6])
-    assert main(case.words()) == 0
-    assert case.starts() == ["--out", "--resume"]
-
-
 @pytest.mark.parametrize(("status", "saved"), [(0, 6), (2, 2)])
 def test_a_run_that_is_done_or_wrong_is_not_started_again(tmp_path, status, saved):
     case = Case(tmp_path, [status, saved])
@@ -177,10 +176,18 @@ def test_work_saved_within_the_first_round_is_continued(tmp_path):
     assert case.starts() == ["--resume", "--resume"]
 
 
-def test_a_launcher_that_returns_0_before_all_rounds_are_done_is_not_believed(tmp_path):
-    case = Case(tmp_path, [0, 2], [0, 6])
+@pytest.mark.parametrize("saved", [2, ROUNDS])
+def test_a_launcher_that_returns_0_before_all_is_done_is_not_believed(tmp_path, saved):
+    case = Case(tmp_path, [0, saved, STOPPED], [0, ROUNDS])
     assert main(case.words()) == 0
     assert case.starts() == ["--out", "--resume"]
+
+
+def test_a_launcher_that_returns_0_and_has_started_nothing_is_not_believed(tmp_path):
+    case = Case(tmp_path, [0, None], [0, ROUNDS])
+    write(case.run, ROUNDS, FINISHED)
+    assert main(case.words("--overwrite")) == 0
+    assert case.starts() == ["--overwrite", "--overwrite"]
 
 
 @pytest.mark.parametrize(

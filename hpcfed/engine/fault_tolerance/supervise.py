@@ -4,7 +4,8 @@ It is for machines without a batch system that restarts jobs. A run has ended fo
 0, done, and 2, a mistake in job, data or files. All other statuses come from the machine or from
 chance: 75, mpirun's 128 + signal after a rank was killed, the launcher's own if a node is gone,
 even a bug. Restarts stop when one completes no further round. With ULFM, Open MPI's mpirun returns
-0 even if all ranks were killed, so a run counts as done only if its last round is saved.
+0 even if all ranks were killed, so a run counts as done only if its results say that it is
+finished.
 
 A batch script gives `--job`, before the `--`, the ids of the batch jobs that work on this run one
 after the other. A run that one of them has started is always continued; an older run in the folder
@@ -67,12 +68,12 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         # it has written results
         ours = ours or (stamp(run) != old and os.path.isfile(names.results_file(run)))
         rounds = saved_rounds(run) if ours or not explicit else 0
-        undone = rounds < job.rounds and not is_finished(run, job.rounds)
-        if status == DONE and undone and not job.dry_run:
+        finished = (ours or not job.overwrite) and is_finished(run, job.rounds)
+        if status == DONE and not finished and not job.dry_run:
             status = (
                 RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node
             )
-        elif status != WRONG and ours and is_finished(run, job.rounds):
+        elif status != WRONG and finished:
             status = (
                 DONE  # a signal may come when all is done, and end processes that are about to end
             )
