@@ -30,6 +30,13 @@ PHASES = (
     "wait",
     "checkpoint",
 )  # columns ranks/..., seconds
+# the beginnings of columns that hold real times, energy and memory, in which equal runs differ
+OF_MACHINE = ("clients/seconds", "rounds/seconds", "ranks/")
+
+
+def is_of_machine(name: str) -> bool:
+    """Return whether the values of a column come from the machine, and not from the job."""
+    return name.startswith(OF_MACHINE)
 
 
 def stack_rows(rows: list[dict[str, np.ndarray]]) -> Columns:

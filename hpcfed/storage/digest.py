@@ -1,4 +1,4 @@
-"""Digest of all results of a run: equal digests mean equal bits, on any number of ranks.
+"""Digest of all that a run has computed: equal digests mean equal bits, on any number of ranks.
 
 It does not depend on the run's folder either.
 """
@@ -10,23 +10,19 @@ import numpy as np
 
 from hpcfed.core.errors import DamagedError
 from hpcfed.storage import checkpoint, results
-from hpcfed.storage.record import Record, same_run
-
-
-def columns(record: Record) -> tuple[str, ...]:
-    """Return the columns that a digest covers: main metric, also before training, and losses."""
-    main = (record.header.get("metrics") or ["accuracy"])[0]
-    return f"clients/{main}", f"clients/{main}_before", "clients/train_loss"
+from hpcfed.storage.columns import is_of_machine, stored
+from hpcfed.storage.record import same_run
 
 
 def digest(run: Path) -> str:
-    """Return the SHA-256, in hex, of a run's metric, training losses, server state and clients.
+    """Return the SHA-256, in hex, of all that a run has computed.
 
-    Covers `columns`, and the items "state" and "clients/..." of the newest checkpoint: names,
+    Covers all columns and arrays of the results but those that the machine determines
+    (`is_of_machine`), and the items "state" and "clients/..." of the newest checkpoint: names,
     kinds, dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are alike.
-    Leaves out header, placement, times, bytes sent and the folder. Raises CheckpointError if either
-    file is missing or damaged, if they are of different runs, or if the results end before the
-    checkpoint, which means that results are missing.
+    Leaves out header, placement, times, energy, memory and the folder. Raises CheckpointError if
+    either file is missing or damaged, if they are of different runs, or if the results end before
+    the checkpoint, which means that results are missing.
     """
     record = results.load(run)
     with checkpoint.open_checkpoint(run) as saved:
@@ -39,9 +35,12 @@ def digest(run: Path) -> str:
                 f"{saved.rounds}: results are missing; resume the run, or restore them from a copy"
             )
         total = hashlib.sha256()
-        for name in columns(record):
-            if name in record.columns:
-                total.update(_canonical(name, "column", record.column(name)))
+        # as they are stored: [T, K] of all columns of a large population would not fit in memory
+        for name, column in sorted(stored(record.columns).items()):
+            if not is_of_machine(name):
+                total.update(_canonical(name, "column", column))
+        for name, array in sorted(record.arrays.items()):
+            total.update(_canonical(name, "array", array))
         total.update(f"rounds {record.rounds} {saved.rounds}".encode())
         for name in sorted(saved.names("state") + saved.names("clients/")):
             for path, kind, array in saved.leaves(name):

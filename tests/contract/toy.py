@@ -32,6 +32,7 @@ from hpcfed.engine.round_record import Row
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
 from hpcfed.models.layers import BatchNorm2d
+from hpcfed.storage.columns import is_of_machine
 from hpcfed.training import graphs
 from tests import saving
 
@@ -102,7 +103,6 @@ CATEGORIES = (  # methods that together send all that methods send, in all the w
     *("fedasync", "dsgd", "ktpfl"),
 )
 FOR_MOST = ("--local.keep_optimiser", "--local.epochs")  # flags that some methods refuse
-MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run
 KEPT: list[TemporaryDirectory] = []  # for as long as the tests run
 
 
@@ -231,9 +231,7 @@ def outcome(going: Rounds, rows: list[Row]) -> Outcome:
     weights, memory = (
         {k: parcel[part] for k, parcel in every.items()} for part in ("weights", "memory")
     )
-    computed = [
-        {name: c for name, c in row.items() if not name.startswith(MEASURED)} for row in rows
-    ]
+    computed = [{name: c for name, c in row.items() if not is_of_machine(name)} for row in rows]
     scores = going.evaluation.scores[:, :2].copy()  # a model seldom predicts one class
     return Outcome(snapshot.to_tree(going.state), weights, memory, scores, computed)
 

@@ -21,7 +21,9 @@ def digest_of(
     results = Results(run, {"ranks": ranks, "placement": [ranks - 1] * 3}, {})
     for _ in range(4):
         accuracies = np.array([accuracy, np.nan, 0.0])
-        results.append({"clients/accuracy": accuracies, "ranks/wait": np.full(ranks, seconds)})
+        of_ranks = {name: np.full(ranks, seconds) for name in ("ranks/wait", "ranks/peak_bytes")}
+        times = {"clients/seconds": np.full(3, seconds), "rounds/seconds": seconds}
+        results.append({"clients/accuracy": accuracies} | of_ranks | times)
     results.write()
     state = {"state": Params({"head.weight": torch.full((2, 2), weight)})}
     save(run, state, {"clients/0": {"model": Params({"body.weight": torch.ones(3)})}})
@@ -49,6 +51,24 @@ def test_digests_differ_with_one_accuracy_weight_or_sign_of_zero(tmp_path):
         digest_of(tmp_path / "e", accuracy=-0.0),
     }
     assert len(digests) == 5
+
+
+@pytest.mark.parametrize(
+    "name", ["clients/brier", "clients/loss_received", "clients/up", "rounds/epsilon", "final/loss"]
+)
+def test_every_column_and_array_that_a_run_computes_is_in_its_digest(tmp_path, name):
+    digests = set()
+    for i in range(2):
+        run, value = tmp_path / str(i), np.full(3, float(i))
+        in_arrays = name.startswith("final/")
+        results = Results(run, {}, {name: value} if in_arrays else {})
+        for _ in range(4):
+            cell = {name: value if name.startswith("clients/") else float(i)}
+            results.append({"clients/train_loss": np.ones(3)} | ({} if in_arrays else cell))
+        results.write()
+        save(run, {"state": 1})
+        digests.add(digest(run))
+    assert len(digests) == 2
 
 
 def test_the_digest_takes_all_nan_for_one(tmp_path):
