@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.federation.replay_log import ReplayLog
 
+ROUND = "round"  # in a client's parcel: its completed turns of the current round
+
 
 class Placement:
     """Rank of each client, and the state that moves with it.
@@ -40,7 +42,7 @@ class Placement:
 
     def parcel(self, k: int) -> dict[str, Any]:
         """Return the state that goes with client k to another rank or to a checkpoint."""
-        entry = {"round": self._replay.of(k).encode()} if k in self._replay else {}
+        entry = {ROUND: self._replay.of(k).encode()} if k in self._replay else {}
         return self._store.parcel(k) | entry
 
     def has_parcel(self, k: int) -> bool:
@@ -63,5 +65,5 @@ class Placement:
     def restore(self, k: int, parcel: dict[str, Any]) -> None:
         """Restore client k of this rank from its parcel."""
         self._store.put(k, parcel["weights"], parcel["memory"])
-        if "round" in parcel:
-            self._replay.entries[k] = Entry.decode(np.asarray(parcel["round"]))
+        if ROUND in parcel:
+            self._replay.entries[k] = Entry.decode(np.asarray(parcel[ROUND]))

@@ -82,6 +82,11 @@ class Reader:
         with convert_read_errors(self.path):
             return tree.read(self._items(name), name)
 
+    def has(self, name: str, key: str) -> bool:
+        """Return whether there is an item of that name, a dict, and has this key."""
+        with convert_read_errors(self.path):
+            return name in self._items_of and tree.has(self._items(name), name, key)
+
     def leaves(self, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
         """Yield paths, kinds and arrays of that item (see `tree.leaves`), without torch."""
         with convert_read_errors(self.path):

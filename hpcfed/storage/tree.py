@@ -56,6 +56,12 @@ def read(group: h5py.Group, name: str) -> Any:
     return _read(group, name, Budget(group.file), 0)
 
 
+def has(group: h5py.Group, name: str, key: str) -> bool:
+    """Return whether the dict under `name` has this key; its values are not read."""
+    node = child(group, name)
+    return isinstance(node, h5py.Group) and _link(key) in node
+
+
 def _read(group: h5py.Group, name: str, budget: Budget, depth: int) -> Any:
     node = _child(group, name, budget, depth)
     kind = attribute(node, KIND, "tensor")

@@ -1,5 +1,6 @@
 """Small runs with result file, partition and checkpoints, as trained models are taken from."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,12 @@ from tests.contract import toy
 
 
 def saved_run(
-    folder: Path, method: str, *flags: str, rounds: int = 2, saves: tuple[int, ...] = ()
+    folder: Path,
+    method: str,
+    *flags: str,
+    rounds: int = 2,
+    saves: tuple[int, ...] = (),
+    before_save: Callable[[Rounds], None] = lambda rounds: None,
 ) -> Path:
     """The folder of a toy run after so many rounds. saves: rounds after which there is a
     checkpoint; default: the last.
@@ -34,6 +40,7 @@ def saved_run(
     while going.t < rounds:
         results.append(going.step()[0])
         if going.t in (saves or (rounds,)):
+            before_save(going)
             saving.save(going, folder)
     results.finish()
     return folder

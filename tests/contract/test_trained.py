@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy
 import hpcfed
 from hpcfed.algorithms.global_model.fedavg import FedAvg
 from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.engine.rounds import Rounds
+from hpcfed.results.trained import probe
 from hpcfed.results.trained.export import models
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.storage import checkpoint, names
@@ -36,6 +38,29 @@ def test_a_loaded_model_is_as_accurate_as_the_run_recorded(method, flags, tmp_pa
         assert accuracy == recorded and not model.training, (
             f"client {model.about.client}, {model.about.counted}"
         )
+
+
+def train_first_client(going: Rounds) -> None:
+    """Do what a signal saves within a round: the training of client 0, and of no other."""
+    client = going.fed.clients[0]
+    client.load(client.params() * 2.0)
+    going.fed.replay.of(0)
+
+
+def test_clients_models_within_a_round_are_refused_and_the_global_model_is_not(tmp_path):
+    mix = ("--models.mix", "small")
+    run = saved_run(tmp_path / "run", "ditto", *mix, before_save=train_first_client)
+    for use in (
+        lambda: models(run, out=tmp_path / "out"),
+        lambda: hpcfed.load_model(run, client=0),
+        lambda: probe.make(run, examples=5),
+    ):
+        with pytest.raises(CheckpointError, match=f"within round 3.*--resume {run} first"):
+            use()
+    assert not (tmp_path / "out").exists()
+    hpcfed.load_model(run)
+    stateless = saved_run(tmp_path / "fedavg", "fedavg", *mix, before_save=train_first_client)
+    hpcfed.load_model(stateless, client=0)
 
 
 def images() -> torch.Tensor:

@@ -25,6 +25,7 @@ from hpcfed.core.payload import from_tree, on_device
 from hpcfed.core.safe_read import convert_unfit_errors
 from hpcfed.core.shapes import Shapes, read_numbers, read_shape
 from hpcfed.federation.federation import Federation, SharedData
+from hpcfed.federation.placement import ROUND
 from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.trained import GLOBAL, About, Trained, assemble_model
@@ -73,6 +74,8 @@ class Saved:
         self.method = self.job.algorithm
         self.keeps = keeps_weights(self.method, self.fed)
         self.fed.store.stateless = not self.keeps
+        # a round was stopped, and some of these clients have trained in it, perhaps not all
+        self.in_round = self.keeps and any(source.has(f"clients/{k}", ROUND) for k in self.clients)
         self.fed.participants.open(self.t)
         with convert_unfit_errors(source.path):
             self.state = self.state_of(source.get("state"))
@@ -124,8 +127,15 @@ class Saved:
     def model(self, k: int) -> Trained:
         """Return client k's model.
 
-        Raises DamagedError if the checkpoint is damaged, ConfigError if there is no such model.
+        Raises DamagedError if the checkpoint is damaged, ConfigError if there is no such model,
+        CheckpointError for clients' own models within a round.
         """
+        if self.in_round:
+            raise CheckpointError(
+                f"{self.source.path}: the run was stopped within round {self.source.rounds + 1}, "
+                f"after some clients' training and before others'; continue it with --resume "
+                f"{self.sources.run} first"
+            )
         fed, client = self.fed, self.fed.clients[k]
         client.architecture = architecture(self.method, fed, k, self.t)
         state = (
