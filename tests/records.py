@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.storage.record import FINISHED
 from hpcfed.storage.results import Results
 
 KINDS = ("cnn", "mlp")
@@ -41,7 +42,9 @@ def row(t: int, K: int, R: int, **more: object) -> dict[str, Any]:
 def run(
     folder: Path, rounds: int = 3, K: int = 4, R: int = 2, total: int | None = None, **about: object
 ) -> Results:
-    """The writer of a run with so many rounds on disk, of `total`."""
+    """The writer of a run with so many rounds on disk, of `total`; it is finished after all."""
+    if rounds == (total or rounds):
+        about = {"ended": FINISHED} | about
     folder.mkdir(parents=True, exist_ok=True)
     counts = np.arange(2 * K).reshape(K, 2)
     results = Results(folder, header(K, R, total or rounds, **about), {"label_counts": counts})

@@ -90,7 +90,7 @@ def remove_from(folder: Path, last: bool) -> list[Waste]:
 
 
 def finished(folder: Path) -> bool:
-    """Return whether the results of a run are readable and have all rounds."""
+    """Return whether the results of a run are readable and complete, with its final steps."""
     with suppress(CheckpointError):
         return complete(load(folder))
     return False

@@ -17,7 +17,7 @@ from hpcfed.results.columns import by_round, last, main_metric
 from hpcfed.results.summary import summary_statistics
 from hpcfed.storage import checkpoint, lock, names
 from hpcfed.storage import sweep as sweeps
-from hpcfed.storage.record import FINISHED, STOPPED, Record, has_ended, load
+from hpcfed.storage.record import FINISHED, STOPPED, Record, has_finished, load
 
 RECENT = 10  # rounds whose mean time predicts the next ones
 # twice the seconds within which the ranks of a running run renew their signs
@@ -117,8 +117,8 @@ def current_state(record: Record, folder: Path, now: float) -> tuple[str, float 
 
 
 def complete(record: Record) -> bool:
-    """Return whether all rounds of the job are done, or the run has ended early."""
-    return has_ended(record, record.header["job"]["rounds"])
+    """Return whether all rounds of the job and the final steps are done, or it has ended early."""
+    return has_finished(record, record.header["job"]["rounds"])
 
 
 def modified_at(path: Path) -> float | None:

@@ -35,6 +35,11 @@ def has_ended(record: Record, rounds: int) -> bool:
     return record.rounds >= rounds or bool(record.header.get("early"))
 
 
+def has_finished(record: Record, rounds: int) -> bool:
+    """Return whether a run has ended, as `has_ended` says, and has done its final steps too."""
+    return record.header.get("ended") == FINISHED and has_ended(record, rounds)
+
+
 @dataclass(frozen=True)
 class Record:
     """A result file as it was when it was read.

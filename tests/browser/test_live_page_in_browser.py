@@ -10,6 +10,7 @@ import pytest
 
 from hpcfed.report.watch.web import Server
 from hpcfed.results.run import find, name_runs
+from hpcfed.storage.record import FINISHED
 from tests import records
 from tests.browser.chromium import Browser
 from tests.browser.test_page_in_browser import lines
@@ -98,6 +99,7 @@ def test_a_run_that_begins_later_and_the_end_of_all_are_shown(browser, tmp_path)
         browser.until(lambda: browser.texts_now("#runs tbody tr"), "the run never came")
         assert lines(browser, "lines-accuracy")["xs"] == [[1]]
         writer.append(records.row(2, 4, 2, clients__fault=np.array([0, 1, 0, 0])))
+        writer.header["ended"] = FINISHED
         writer.finish()
         until_line(browser, 0, "round 2/2")
         assert "left out: client 1 (diverged)" in browser.texts_now("#live-runs .warning")[0]

@@ -10,6 +10,8 @@ from hpcfed.core.errors import CheckpointError
 from hpcfed.results.clean import bytes_of, clean
 from hpcfed.storage import checkpoint, digest, names
 from hpcfed.storage.lock import Lock
+from hpcfed.storage.record import STOPPED, load
+from hpcfed.storage.results import Results
 
 JOB = {
     "clients": 2,
@@ -61,6 +63,16 @@ def test_the_last_checkpoint_is_deleted_only_with_last_and_after_the_run(run):
     assert saved(run) == [] and len(hpcfed.load(run)) == 2
     with pytest.raises(CheckpointError, match="no checkpoint here"):
         checkpoint.open_checkpoint(run)
+
+
+def test_the_last_checkpoint_of_a_run_that_was_stopped_in_its_final_steps_stays(run):
+    record = load(run)
+    stopped = Results(run, record.header | {"ended": STOPPED}, record.arrays)
+    for t in range(record.rounds):
+        stopped.append({name: column[t] for name, column in record.columns.items()})
+    stopped.finish()
+    assert "last checkpoint" not in text(run, delete=True, last=True)
+    assert saved(run) == ["round-000002", "round-000002.h5"]
 
 
 def test_a_run_that_a_process_has_is_left_alone(run):

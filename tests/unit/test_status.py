@@ -107,6 +107,14 @@ def test_a_run_without_signs_has_ended_and_says_how(tmp_path):
         assert states.state(written(results(tmp_path / word, **about), rounds)).word == word
 
 
+def test_a_run_is_finished_only_after_its_final_steps(tmp_path):
+    stopped, killed = results(tmp_path / "stopped", ended="stopped"), results(tmp_path / "killed")
+    assert states.state(written(stopped, 10)).word == "stopped"
+    assert states.state(written(killed, 10)).word == "ended early"
+    sign(tmp_path / "killed", 30)
+    assert states.state(tmp_path / "killed").word == "running"
+
+
 def test_a_run_without_a_watchdog_is_running_while_it_writes(tmp_path):
     run = results(tmp_path / "run")
     run.header["job"]["run"]["watchdog"] = 0.0
@@ -146,8 +154,8 @@ def test_a_sweep_lists_its_runs_with_those_that_failed_or_are_not_begun(tmp_path
 
 def test_a_folder_means_the_runs_sweeps_and_result_files_in_it(tmp_path):
     for place in ("b", "a", "old/c"):
-        written(results(tmp_path / "all" / place), 10)
-    moved_run = written(results(tmp_path / "moved"), 10)
+        written(results(tmp_path / "all" / place, ended="finished"), 10)
+    moved_run = written(results(tmp_path / "moved", ended="finished"), 10)
     (moved_run / "results.h5").rename(tmp_path / "all/d.h5")
     (tmp_path / "all/empty").mkdir()
     names = [row["run"] for row in status([tmp_path / "all"], json=True)]

@@ -14,7 +14,7 @@ from hpcfed.report.watch.view import View, look, warnings
 from hpcfed.results import run as reader
 from hpcfed.results.run import Run, find, name_runs
 from hpcfed.storage import sweep as store
-from hpcfed.storage.record import load
+from hpcfed.storage.record import FINISHED, load
 from hpcfed.storage.sweep import End, Member, Sweep
 from tests import records
 
@@ -137,6 +137,8 @@ def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):
     def more(_: float) -> None:
         looks.append(writer.rounds)
         writer.append(records.row(writer.rounds + 1, 4, 2))
+        if writer.rounds == 4:
+            writer.header["ended"] = FINISHED
         writer.finish()
 
     monkeypatch.setattr(command, "sleep", more)

@@ -20,6 +20,7 @@ from hpcfed.report.page import write
 from hpcfed.report.watch import web
 from hpcfed.report.watch.web import Server
 from hpcfed.results.run import find, name_runs
+from hpcfed.storage.record import FINISHED
 from tests import limits, records
 
 LIMIT = limits.COMMAND  # seconds for an answer
@@ -193,6 +194,7 @@ def test_the_server_ends_when_the_page_has_the_end_of_the_runs(tmp_path, monkeyp
         thread.join(0.01)
     assert json.loads(ask(urls[0], "changes/0")[2])["live"]["over"] is False and thread.is_alive()
     writer.append(records.row(3, 4, 2))
+    writer.header["ended"] = FINISHED
     writer.finish()
     assert json.loads(ask(urls[0], "changes/0")[2])["live"]["over"] is True
     thread.join(LIMIT)

@@ -31,7 +31,7 @@ from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.checkpoint import saved_rounds
-from hpcfed.storage.record import FINISHED, JOB_ID, has_ended, recover, stamp
+from hpcfed.storage.record import JOB_ID, has_finished, recover, stamp
 from hpcfed.storage.record import load as load_results
 
 MAIN = "hpcfed.main"
@@ -95,10 +95,9 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
 def is_finished(run: Path, rounds: int) -> bool:
     """Return whether the run has done these rounds, or ended early, and its final steps."""
     try:
-        record = load_results(run)
+        return has_finished(load_results(run), rounds)
     except CheckpointError:
         return False
-    return record.header.get("ended") == FINISHED and has_ended(record, rounds)
 
 
 def was_started_by(job_ids: Sequence[str], run: Path) -> bool:
