@@ -27,7 +27,7 @@ class LruStore(Generic[T]):
     folder: made when the first value leaves memory, and removed by `close`.
     encode, decode: conversion of a value to bytes and back, bit for bit, called in the background.
     size: bytes of a value.
-    Methods raise HpcfedError if the disk refuses a write.
+    Methods raise HpcfedError if the disk refuses a write, or does not give back what was written.
     """
 
     def __init__(
@@ -171,7 +171,21 @@ class LruStore(Generic[T]):
             raise self.failed
 
     def read(self, k: int) -> T:
-        """Read a value in the background."""
+        """Read a value in the background.
+
+        Raises HpcfedError for a file that is missing, damaged or cannot be read; a run that is
+        resumed writes its files anew.
+        """
         if self.failed:
             raise self.failed
-        return self.decode(self.path(k).read_bytes())
+        try:
+            return self.decode(self.path(k).read_bytes())
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            unreadable = HpcfedError(
+                f"{self.path(k)}: clients that do not fit in run.resident cannot be read again: "
+                f"{why}; check the disk and continue with --resume, choose another run folder "
+                "(out), or raise run.resident"
+            )
+            unreadable.again = True
+            raise unreadable from error

@@ -2,6 +2,8 @@
 when used.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from hpcfed.comm import Serial, codec
 from hpcfed.core.errors import HpcfedError
 from hpcfed.core.payload import nbytes
+from hpcfed.machine.error_messages import kind
 from hpcfed.storage.lru_store import LruStore
 from tests import saving
 from tests.contract import toy
@@ -73,6 +76,26 @@ def test_a_disk_that_cannot_be_written_is_one_clear_message(store):
     ):
         store.get(0)
     store.folder.unlink()
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("harm", [delete, shorten])
+def test_a_spilled_client_that_cannot_be_read_is_one_message_of_the_disk(store, harm):
+    store.put(0, torch.zeros(100))
+    store.fit(keep=[])
+    store.peek(0)  # it is written
+    harm(store.path(0))
+    with pytest.raises(HpcfedError, match=r"spill/0.bin: clients .* cannot be read again") as error:
+        store.get(0)
+    # as an error of the machine: the run can be resumed, and no client's data are blamed
+    assert error.value.again and kind(error.value) == ""
 
 
 def test_files_go_when_the_run_ends(store):
