@@ -100,7 +100,7 @@ class Results:
         pending: rows that the file may lack, from `pending_rows`.
         header: replaces the old one; "history" keeps the old one's versions, hardware, ranks and
         batch job, and up to which round they hold.
-        arrays: those of the file, in case neither it nor a copy can be read.
+        arrays: as for a new file; those of an earlier end (final steps, groups) are dropped.
         memory: the results that a continuing process has; then no file is read.
         Rounds without a record are `lost`: they have a row with 1 in "rounds/lost", and nan in all
         other columns. An unreadable file is then kept beside the new one (`set_aside`). Raises
@@ -112,13 +112,10 @@ class Results:
         try:
             old = memory or recover(run, needed)
         except DamagedError:
-            old = Record({}, dict(arrays or {}), {}, 0)
+            old = Record({}, {}, {}, 0)
         past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
-        carried = {
-            name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")
-        }
         history = [*old.header.get("history", []), past]
-        results = cls(run, {**header, "history": history}, carried, warn)
+        results = cls(run, {**header, "history": history}, dict(arrays or {}), warn)
         written = min(rounds, old.rounds)
         results._blocks = [select_rounds(stored(old.columns), 0, written)] if written else []
         start = min([int(t) for t in pending if int(t) >= written] + [rounds])

@@ -311,8 +311,9 @@ def test_runs_of_different_code_are_noted_below_tables_and_comparisons(tmp_path)
 
 def test_runs_are_compared_by_the_rounds_that_they_have_done(tmp_path):
     runs = [run(tmp_path / m, [0.5, 0.7], method=m, rounds=2, rows=(0, 1)) for m in ("a", "b")]
-    written = Results.resume(runs[0], 2, load(runs[0]).header | {"job": job("a", rounds=1)})
-    written.finish()
+    old = load(runs[0])
+    header = old.header | {"job": job("a", rounds=1)}
+    Results.resume(runs[0], 2, header, arrays=old.arrays).finish()
     with pytest.raises(ConfigError, match=r"they differ in"):
         compare([runs[0], run(tmp_path / "c", [0.5, 0.7], method="c", rounds=1, rows=(0, 1))])
     assert "a (baseline)" in compare(runs)

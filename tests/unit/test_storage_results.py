@@ -114,7 +114,8 @@ def test_unforced_writes_take_at_most_two_percent_of_the_time(tmp_path, monkeypa
 def test_a_resumed_run_equals_the_unbroken_one(tmp_path):
     run_of(tmp_path / "unbroken", 5)
     run_of(tmp_path / "broken", 4)
-    resumed = Results.resume(tmp_path / "broken", 2, {})
+    arrays = load(tmp_path / "broken").arrays
+    resumed = Results.resume(tmp_path / "broken", 2, {}, arrays=arrays)
     assert resumed.rounds == 2
     for t in range(2, 5):
         resumed.append(row(t))
@@ -125,6 +126,19 @@ def test_a_resumed_run_equals_the_unbroken_one(tmp_path):
         assert column.dtype == got.column(name).dtype
         np.testing.assert_array_equal(column, got.column(name))
     np.testing.assert_array_equal(want.arrays["label_counts"], got.arrays["label_counts"])
+
+
+def test_a_resumed_run_drops_all_that_its_earlier_end_has_computed(tmp_path):
+    beginning = {"label_counts": np.ones((K, 4), np.int64), "partition": np.arange(4)}
+    ends = ("final/accuracy", "groups/brier", "groups_received/brier", "answered")
+    end = {name: np.ones(2) for name in ends} | {"reliability": np.ones((2, 45))}
+    results = Results(tmp_path, {}, beginning | end)
+    results.append(row(0))
+    results.finish()
+    assert load(tmp_path).arrays.keys() == (beginning | end).keys()
+    resumed = Results.resume(tmp_path, 1, {}, arrays=beginning)
+    resumed.finish()
+    assert resumed.lost == [] and load(tmp_path).arrays.keys() == beginning.keys()
 
 
 def test_a_resumed_run_keeps_the_history_of_its_ranks(tmp_path):
