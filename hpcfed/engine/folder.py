@@ -141,9 +141,21 @@ def claim(job: Job, folder: Path) -> None:
         with convert_write_errors(names.results_file(folder)):
             names.results_file(folder).unlink(missing_ok=True)
         if job.overwrite:
-            shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
+            remove_old_run(folder)
     sweep(folder)
     make(names.checkpoint_folder(folder))
+
+
+def remove_old_run(folder: Path) -> None:
+    """Remove what a run that is overwritten has written beside its results, as far as possible."""
+    for old in (
+        names.checkpoint_folder(folder),
+        names.adapted_folder(folder),
+        names.rank_log_folder(folder),
+    ):
+        shutil.rmtree(old, ignore_errors=True)
+    with suppress(OSError):
+        names.picture_file(folder).unlink()
 
 
 def holds(folder: Path) -> bool:

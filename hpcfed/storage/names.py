@@ -150,9 +150,18 @@ def sweep_file(sweep: Path) -> Path:
     return sweep / "sweep.json"
 
 
+def picture_file(run: Path) -> Path:
+    """Return the path of the learning curves that are drawn at the end of the run."""
+    return run / "curves.png"
+
+
+def rank_log_folder(run: Path) -> Path:
+    return run / "ranks"
+
+
 def rank_log(run: Path, rank: int) -> Path:
     """Return the path of a rank's log."""
-    return run / "ranks" / f"rank-{rank}.log"
+    return rank_log_folder(run) / f"rank-{rank}.log"
 
 
 def log_file(sweep: Path, run: str) -> Path:

@@ -45,6 +45,21 @@ def test_a_run_without_a_round_or_a_checkpoint_may_be_replaced_and_no_other(tmp_
             folder.claim(load([], environ={}), tmp_path / name)
 
 
+def test_an_overwritten_run_leaves_no_file_that_could_be_taken_for_the_new_runs(tmp_path: Path):
+    old = [
+        names.results_file(tmp_path),
+        names.checkpoint_file(tmp_path, 2),
+        names.model_file(names.adapted_folder(tmp_path), 0),
+        names.rank_log(tmp_path, 1),
+        names.picture_file(tmp_path),
+    ]
+    for path in old:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    folder.claim(load(["--overwrite"], environ={}), tmp_path)
+    assert [path for path in old if path.exists()] == []
+
+
 def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

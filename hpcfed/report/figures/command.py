@@ -14,6 +14,7 @@ from hpcfed.report.figures.runs import load_with_notes
 from hpcfed.report.naming import Names
 from hpcfed.results.columns import metrics
 from hpcfed.results.run import Run, folder_at
+from hpcfed.storage import names
 from hpcfed.storage.record import Record
 
 Size = str | Sequence[float] | None  # of a figure: width and height in inches, or 3.4x2.3
@@ -184,4 +185,4 @@ def at_end(record: Record, folder: Path) -> Path:
     """Draw the learning curves of a finished run into its folder."""
     run = Run(folder, record=record)
     run.name = folder.name
-    return plotting.save(FIGURES["curves"].load()([run]), folder / "curves.png")
+    return plotting.save(FIGURES["curves"].load()([run]), names.picture_file(folder))
