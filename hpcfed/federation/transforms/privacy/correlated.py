@@ -53,16 +53,6 @@ def inverse(coefficients: np.ndarray, n: int) -> np.ndarray:
     return quotient(coefficients, np.eye(1, n)[0])
 
 
-def mean_error(coefficients: np.ndarray, n: int) -> float:
-    """Return the mean over n rounds of the variance of a prefix sum, at equal privacy.
-
-    Independent noise has (n + 1) / 2.
-    """
-    prefix = quotient(coefficients, np.ones(n))  # coefficients of A C^-1
-    weights = np.arange(n, 0, -1) / n
-    return float(coefficients @ coefficients * (weights @ prefix**2))
-
-
 @lru_cache(maxsize=8)
 def banded_coefficients(bands: int, n: int) -> tuple[float, ...]:
     """Return the coefficients with `bands` bands that have the least mean error over n rounds.
