@@ -68,6 +68,8 @@ SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds
     "fedgkt": "--models.mix resnet8 --models.server resnet20-server --algorithm.server_epochs 1",
     "fedhenn": "--algorithm.rad_size 100 --algorithm.align_every 5 --algorithm.eta0 0.1",
     "fedkemf": "--algorithm.server_epochs 2 --algorithm.server_batch 20",
+    "fedl2g": "--algorithm.warmup 2",  # of 10 rounds
+    "fedlaw": "--algorithm.server_epochs 20",  # 100 on 200 public examples blow the weights up
     "fedmd": "--algorithm.transfer_epochs 1 --algorithm.digest_batch 20",
     "fedprox": "--algorithm.mu 0.1",
     "fedrare": "--algorithm.inter_after 3 --local.lr 0.02",  # 0.05 diverges on CIFAR-10
