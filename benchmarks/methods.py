@@ -55,6 +55,7 @@ SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds
     "dsfl": "--algorithm.distil_epochs 1",
     "dsgt": "--local.momentum 0",
     "fccl": "--algorithm.pretrain_epochs 2 --algorithm.public_batch 20",
+    "fedasam": "--algorithm.rho 0.07",  # a tenth, as of FedSAM
     "fedbabu": "--algorithm.final_epochs 1",
     "fedbe": "--algorithm.server_epochs 2 --algorithm.server_batch 20",
     "fedbuff": "--algorithm.K 5",
@@ -75,7 +76,9 @@ SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds
     "fedrare": "--algorithm.inter_after 3 --local.lr 0.02",  # 0.05 diverges on CIFAR-10
     "fedrep": "--algorithm.head_epochs 1 --algorithm.final_epochs 1",
     "fedrolex": "--algorithm.scaler false",
+    "fedsam": "--algorithm.rho 0.01",  # with 0.1 this network does not start to learn
     "fedsgd": "--local.momentum 0",
+    "fedspeed": "--algorithm.rho 0.01",  # as FedSAM
     "fedzkt": "--algorithm.server_steps 5 --algorithm.distil_steps 2 --algorithm.server_batch 32",
     "fesem": "--algorithm.clusters 2",
     "fesemma": "--algorithm.clusters 2",

@@ -124,7 +124,7 @@ def test_wheels_are_the_packages_of_setup_py_that_the_other_machine_lacks():
 
 def test_every_step_is_in_one_part_and_in_the_readme():
     steps = sorted(path.name for path in (FOLDER / "gpu").glob("step*.py"))
-    assert [name[4] for name in steps] == list("12345678")
+    assert [name[4] for name in steps] == list("123456789")
     steps += ["lanes.py", "curves.py"]
     readme, parts = ((FOLDER / "gpu" / name).read_text() for name in ("README.md", "parts.sh"))
     assert all(f"`{name}`" in readme and f"{name} " in parts for name in steps)
