@@ -154,7 +154,7 @@ def main() -> None:
     tables = {data: table(data, planned([data]), of_base(data)) for data in DATA}
     KEPT.mkdir(parents=True, exist_ok=True)
     archive.pack(KEPT)
-    (KEPT / "table.json").write_text(json.dumps(tables, indent=1))
+    (KEPT / "table.json").write_text(one_a_line(tables))
     text = "\n".join(markdown(data, rows) for data, rows in tables.items())
     (KEPT / "table.md").write_text(text)
     print(text)
@@ -323,6 +323,24 @@ def measured(record: Record) -> dict[str, Any]:
         | {"virtual": simulated, "seconds": float(record.column("rounds/seconds").sum())}
         | {"cpu": record.header["hardware"]["cpu"]}
     )
+
+
+def one_a_line(tables: Mapping[str, list[dict]]) -> str:
+    """Return the tables as JSON, a row a line."""
+    parts = []
+    for data, rows in tables.items():
+        lines = ",\n".join(json.dumps(short(row)) for row in rows)
+        parts.append(f"{json.dumps(data)}: [\n{lines}\n]")
+    return "{" + ",\n".join(parts) + "}\n"
+
+
+def short(value: Any) -> Any:
+    """Return a value of a row with numbers of five digits."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {name: short(part) for name, part in value.items()}
+    return [short(part) for part in value] if isinstance(value, list) else value
 
 
 def markdown(data: str, entries: list[dict]) -> str:

@@ -158,14 +158,15 @@ class Outcome:
         return f"{text}\n  UNEXPECTED; again: {again}\n{self.said[-3000:]}" if self.failed else text
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON takes it."""
-        return asdict(self) | {"said": self.said[-3000:] if self.failed else ""}
+        """Return all of it as JSON takes it, without what is at its default."""
+        values = asdict(self) | {"said": self.said[-3000:] if self.failed else ""}
+        return {name: value for name, value in values.items() if value}
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Outcome:
         """The outcome that `plain` gave, after JSON."""
         case = Case(**plain["case"] | {"ranks": tuple(plain["case"]["ranks"])})
-        return cls(**plain | {"case": case, "statuses": tuple(plain["statuses"])})
+        return cls(**plain | {"case": case, "statuses": tuple(plain.get("statuses", ()))})
 
     @property
     def failed(self) -> bool:
