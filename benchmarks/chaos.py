@@ -176,7 +176,7 @@ def one_a_line(value: Any) -> str:
     """Return JSON whose list items have a line each."""
     if not isinstance(value, list):
         return json.dumps(value)
-    return "[\n" + ",\n".join(json.dumps(item) for item in value) + "\n]"
+    return "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in value) + "\n]"
 
 
 if __name__ == "__main__":

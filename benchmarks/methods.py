@@ -233,13 +233,23 @@ def timed(data: str, seed: int) -> Path:
     return file.with_name(f"{data}-{slug(BASE)}-on-{slug(name_processor())}-seed{seed}.h5")
 
 
+def on_processors() -> dict[Path, tuple[str, int]]:
+    """The result files of FedAvg's runs that were made for the seconds of a processor alone."""
+    return {
+        file: (data, seed)
+        for data in DATA
+        for seed in SEEDS
+        for file in KEPT.glob(f"{data}-{slug(BASE)}-on-*-seed{seed}.h5")
+    }
+
+
 def of_base(data: str) -> dict[tuple[str, int], float]:
     """Seconds of FedAvg's runs, by processor and seed."""
+    own = {path(data, rows()[BASE], seed): (data, seed) for seed in SEEDS}
     runs = (
         (seed, measured(load(file)))
-        for seed in SEEDS
-        for file in KEPT.glob(f"{data}-{slug(BASE)}*-seed{seed}.h5")
-        if file == path(data, rows()[BASE], seed) or "-on-" in file.name
+        for file, (of, seed) in (own | on_processors()).items()
+        if of == data and file.exists()
     )
     return {(run["cpu"], seed): run["seconds"] for seed, run in runs}
 
@@ -329,7 +339,7 @@ def one_a_line(tables: Mapping[str, list[dict]]) -> str:
     """Return the tables as JSON, a row a line."""
     parts = []
     for data, rows in tables.items():
-        lines = ",\n".join(json.dumps(short(row)) for row in rows)
+        lines = ",\n".join(json.dumps(short(row), separators=(",", ":")) for row in rows)
         parts.append(f"{json.dumps(data)}: [\n{lines}\n]")
     return "{" + ",\n".join(parts) + "}\n"
 

@@ -73,9 +73,12 @@ def of_heart() -> list[Run]:
 
 
 def of_methods() -> list[Run]:
+    cells = {path: cell for cell, path in methods.planned().items()}
+    base = methods.rows()[methods.BASE]
+    cells |= {path: (data, base, seed) for path, (data, seed) in methods.on_processors().items()}
     return [
         Run(methods.JOB, methods.flags(row, data, seed), path)
-        for (data, row, seed), path in methods.planned().items()
+        for path, (data, row, seed) in cells.items()
     ]
 
 
