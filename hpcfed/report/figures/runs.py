@@ -31,8 +31,8 @@ def load_with_notes(
     names_of: methods and data. Raises CheckpointError for a run
     without readable results, or a sweep of which no run has any.
     """
-    found = find_named(paths, names_of)
-    runs = [run for run in found if run.member is None or has_rounds(run)]
+    all_runs = find_named(paths, names_of)
+    runs = [run for run in all_runs if run.member is None or has_rounds(run)]
     for path in paths:
         if isinstance(path, Run):
             continue
@@ -40,8 +40,8 @@ def load_with_notes(
             raise CheckpointError(
                 f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`"
             )
-    name_runs(found)
-    return runs, left_out([run for run in found if run not in runs])
+    name_runs(all_runs)
+    return runs, left_out([run for run in all_runs if run not in runs])
 
 
 def left_out(runs: Sequence[Run]) -> tuple[str, ...]:
