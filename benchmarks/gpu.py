@@ -7,10 +7,10 @@ paper: 20 clients, 5 of each of the paper's four architectures, of unequal sizes
 examples in the mean) with last batches of any size, batches of 64, two views of 3x32x32, noise;
 `naive.py` has the loop, once in float32 and once with torch's defaults and cuDNN's benchmark mode.
 all: the same with ResNet-18 everywhere, of which all is averaged. All engines and precisions take
-turns with the naive loops in one process, whose memory has to fit on the GPU at once. A graphed
-side that has captured nothing ends the benchmark with an error. ranks: several on a GPU
-(time-sliced, unless an MPS server runs), each a run of its own; clients are placed by what they
-were measured to take.
+turns with the naive loop in float32, in one process whose memory has to fit on the GPU at once; the
+one with torch's defaults follows. A graphed side that has captured nothing ends the benchmark with
+an error. ranks: several on a GPU (time-sliced, unless an MPS server runs), each a run of its own;
+clients are placed by what they were measured to take.
 peers: FedAvg by pfl-research and BlazeFL, if this Python can import them, on pfl-research's task:
 1,000 clients with 50 images of 3x32x32, 50 in a round, batches of 10, SGD 0.1.
 
@@ -155,10 +155,11 @@ def engines(
         Naive(case, eager.device, eager.data(), share, defaults) for defaults in (False, True)
     )
     first = interleaved(sides, passes=1, warm=0)  # with recordings and captures
-    seconds = interleaved(
-        {"naive": naive.round, "naive, torch's defaults": loose.round, **sides}, setting.passes
-    )
+    seconds = interleaved({"naive": naive.round, **sides}, setting.passes)
     print(title, first, seconds, flush=True)  # should anything fail from here on
+    # apart, for cuDNN's benchmark mode takes minutes to try its kernels for each size of a batch
+    seconds |= interleaved({"naive, torch's defaults": loose.round}, setting.passes)
+    print(title, seconds, flush=True)
     del naive, loose
     notes = more[title] = {
         "device": devices.describe(eager.device),
