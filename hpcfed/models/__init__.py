@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 def for_shapes(name: str) -> AbstractContextManager[object]:
     """Return a context in which a model is built for its names and shapes alone.
 
-    A model of hpcfed or a dual encoder gets no weights: torch's meta device has none. Code from
-    elsewhere may read values of the tensors that it makes, so its models are built as always.
-    Random streams stay as they are.
+    A model of hpcfed or torchvision or a dual encoder gets no weights: torch's meta device has
+    none. Other code may read values of the tensors that it makes, so its models are built as
+    always. Random streams stay as they are.
     """
     import torch
 
     from hpcfed.core import rng
 
     base = Architecture.parse(name).base
-    if ":" in base and not find(base).dual:
+    if ":" in base and not find(base).dual and not base.startswith("torchvision:"):
         return rng.scoped(0, "shapes")
     return torch.device("meta")
 

@@ -113,8 +113,9 @@ def test_code_that_reads_its_tensors_is_built_where_shapes_alone_are_wanted():
     assert represents(kind, SHAPE, CLASSES, D) == 8
     with for_shapes(kind):
         assert Layout.of(build(kind, SHAPE, CLASSES, D)).n_params == 16 * 8 + 8 + 8 * 3 + 3
-    with for_shapes("mlp"):  # of hpcfed itself no weights are made
-        assert build("mlp", SHAPE, CLASSES, D).head.weight.is_meta
+    for name in ("mlp", "torchvision:resnet18"):  # no weights are made
+        with for_shapes(name):
+            assert build(name, (3, 32, 32), CLASSES, D).head.weight.is_meta
     assert torch.equal(drawn, torch.random.get_rng_state())
 
 
