@@ -7,6 +7,7 @@ single example, client 1 a single class, client 5 no test examples.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -103,6 +104,7 @@ CATEGORIES = (  # methods that together send all that methods send, in all the w
     *("fedasync", "dsgd", "ktpfl"),
 )
 FOR_MOST = ("--local.keep_optimiser", "--local.epochs")  # flags that some methods refuse
+ALONE = threading.RLock()
 KEPT: list[TemporaryDirectory] = []  # for as long as the tests run
 
 
@@ -294,9 +296,15 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, tuple[str, tuple[i
         yield name, (array.dtype.str, array.shape, array.tobytes())
 
 
-@cache
 def folder() -> Path:
     """Where the data and the partition lie."""
+    with ALONE:  # ranks may be threads, and ask at once
+        return made_folder()
+
+
+@cache
+def made_folder() -> Path:
+    """Where they lie; makes them at the first call."""
     KEPT.append(TemporaryDirectory(prefix="hpcfed-tests-"))
     path = Path(KEPT[-1].name)
     train, test, public = (blobs(n, rng.stream(0, "toy", n)) for n in (96, 32, 48))
