@@ -29,11 +29,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
-from typing import Any
 
 from calls import compiler
 from faults import FAULTS, Fault
-from paired import RESULTS, machine
+from paired import RESULTS, machine, one_a_line
 from struck import JOBS, Case, Outcome, cleanly, play
 from tally import rows, table
 
@@ -168,15 +167,7 @@ def save(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
         "runs": [outcome.plain() for outcome in outcomes],
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    each = ",\n".join(f"{json.dumps(name)}: {one_a_line(value)}" for name, value in text.items())
-    put(options.results, f"{{\n{each}\n}}\n".encode())
-
-
-def one_a_line(value: Any) -> str:
-    """Return JSON whose list items have a line each."""
-    if not isinstance(value, list):
-        return json.dumps(value)
-    return "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in value) + "\n]"
+    put(options.results, one_a_line(text).encode())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ exist already are not run again; stopped runs are continued.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 
 import archive
 import numpy as np
+from paired import one_a_line
 from runs import FOLDER, RESULTS, Run, run_all, slug
 
 from hpcfed.config.methods import ALGORITHMS, KINDS, kind_of
@@ -154,7 +154,7 @@ def main() -> None:
     tables = {data: table(data, planned([data]), of_base(data)) for data in DATA}
     KEPT.mkdir(parents=True, exist_ok=True)
     archive.pack(KEPT)
-    (KEPT / "table.json").write_text(one_a_line(tables))
+    (KEPT / "table.json").write_text(one_a_line(short(tables)))
     text = "\n".join(markdown(data, rows) for data, rows in tables.items())
     (KEPT / "table.md").write_text(text)
     print(text)
@@ -243,15 +243,14 @@ def on_processors() -> dict[Path, tuple[str, int]]:
     }
 
 
-def of_base(data: str) -> dict[tuple[str, int], float]:
-    """Seconds of FedAvg's runs, by processor and seed."""
-    own = {path(data, rows()[BASE], seed): (data, seed) for seed in SEEDS}
-    runs = (
-        (seed, measured(load(file)))
-        for file, (of, seed) in (own | on_processors()).items()
-        if of == data and file.exists()
-    )
-    return {(run["cpu"], seed): run["seconds"] for seed, run in runs}
+def of_base(data: str) -> dict[str, float]:
+    """Seconds of the fastest of FedAvg's runs, by processor."""
+    files = [path(data, rows()[BASE], seed) for seed in SEEDS]
+    files += [file for file, (of, _) in on_processors().items() if of == data]
+    least: dict[str, float] = {}
+    for run in (measured(load(file)) for file in files if file.exists()):
+        least[run["cpu"]] = min(run["seconds"], least.get(run["cpu"], np.inf))
+    return least
 
 
 def quick(path: Path) -> bool:
@@ -262,12 +261,12 @@ def quick(path: Path) -> bool:
 def table(
     data: str,
     files: Mapping[tuple[str, Row, int], Path],
-    seconds: Mapping[tuple[str, int], float],
+    seconds: Mapping[str, float],
 ) -> list[dict]:
     """One entry a row of which the first seed is there: means over clients, of that seed, and by
     seed; and what it is held against FedAvg.
 
-    seconds: of FedAvg's runs, by processor and seed.
+    seconds: of FedAvg's fastest runs, by processor.
     """
     rows: dict[Row, list[dict]] = {}
     for (_, row, _), path in files.items():
@@ -281,7 +280,7 @@ def entry(
     row: Row,
     by_seed: list[dict],
     base: list[dict] | None,
-    seconds: Mapping[tuple[str, int], float],
+    seconds: Mapping[str, float],
 ) -> dict:
     """A row's numbers. gain: mean over the seeds that both have; bytes, seconds: as a multiple,
     of seconds that of the fastest runs on the same processor.
@@ -299,11 +298,7 @@ def entry(
         total = base[0]["down"] + base[0]["up"]
         personal["bytes_ratio"] = (personal["down"] + personal["up"]) / total
         # other work on the machine only adds to seconds, so the least are nearest to the cost
-        ratios = [
-            one["seconds"] / min(of for (cpu, _), of in seconds.items() if cpu == one["cpu"])
-            for one in by_seed
-            if any(cpu == one["cpu"] for cpu, _ in seconds)
-        ]
+        ratios = [one["seconds"] / seconds[one["cpu"]] for one in by_seed if one["cpu"] in seconds]
         if ratios:
             personal["seconds_ratio"] = float(min(ratios))
     return personal
@@ -335,17 +330,8 @@ def measured(record: Record) -> dict[str, Any]:
     )
 
 
-def one_a_line(tables: Mapping[str, list[dict]]) -> str:
-    """Return the tables as JSON, a row a line."""
-    parts = []
-    for data, rows in tables.items():
-        lines = ",\n".join(json.dumps(short(row), separators=(",", ":")) for row in rows)
-        parts.append(f"{json.dumps(data)}: [\n{lines}\n]")
-    return "{" + ",\n".join(parts) + "}\n"
-
-
 def short(value: Any) -> Any:
-    """Return a value of a row with numbers of five digits."""
+    """Return a table, or a part of one, with numbers of five digits."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):

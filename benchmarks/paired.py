@@ -127,6 +127,18 @@ def save(name: str, rows: Sequence[Row], whole: bool = True, **more: Any) -> Non
     (RESULTS / f"{name}.json").write_text(json.dumps(text, indent=1) + "\n")
 
 
+def one_a_line(text: Mapping[str, Any]) -> str:
+    """Return JSON of a file in which each value, and each item of a list, has a line."""
+    values = []
+    for name, value in text.items():
+        if isinstance(value, list):
+            items = ",\n".join(json.dumps(item, separators=(",", ":")) for item in value)
+            values.append(f"{json.dumps(name)}: [\n{items}\n]")
+        else:
+            values.append(f"{json.dumps(name)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(values) + "\n}\n"
+
+
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown."""
     lines = ["| what | ratio, median (quartiles) | goal | met |", "|---|---|---|---|"]

@@ -79,14 +79,8 @@ def one(
     flags = [
         *case.words,
         *QUIET,
-        *(
-            "--rounds",
-            str(rounds),
-            "--run.device",
-            report.kind,
-            "--run.ranks_per_gpu",
-            str(max(ranks, 8)),
-        ),
+        *("--rounds", str(rounds), "--run.device", report.kind),
+        *("--run.ranks_per_gpu", str(max(ranks, 8))),
         *("--run.precision", precision, "--log.energy", str(not report.pretend).lower()),
         *("--training.engine", "traced" if report.pretend else "graphed"),
         *("--overwrite", "--out", str(out)),

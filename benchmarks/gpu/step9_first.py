@@ -38,12 +38,11 @@ def work(report: Findings, options: argparse.Namespace) -> None:
     for time in ("first", "second"):
         spent = [seconds(side, lambda k=k: side.train(k)) for k in clients]
         report.value(f"seconds of training, {time} time, by client", spent)
-    profile = cProfile.Profile()
-    for time in ("first", "second", "third"):
-        if time == "first":
-            profile.enable()
+    with cProfile.Profile() as profile:
         spent = [seconds(side, lambda k=k: evaluate(side, k)) for k in clients]
-        profile.disable()
+    report.value("seconds of evaluation, first time, by client", spent)
+    for time in ("second", "third"):
+        spent = [seconds(side, lambda k=k: evaluate(side, k)) for k in clients]
         report.value(f"seconds of evaluation, {time} time, by client", spent)
     report.value("functions of the first evaluation: seconds, calls, name", longest(profile))
     for name, k in side.first().items():

@@ -435,10 +435,10 @@ def of_domains(parts: list[Table], name: str, domains: Collection[str]) -> list[
         np.array([kind_name(value) for value in part[name]], object) if name in part.names else None
         for part in parts
     ]
-    there = sorted({client for column in whose if column is not None for client in column})
+    client_names = sorted({client for column in whose if column is not None for client in column})
     for domain in domains:
-        if domain not in there:
-            raise ConfigError(f"data.domains: {unknown('natural client', domain, there)}")
+        if domain not in client_names:
+            raise ConfigError(f"data.domains: {unknown('natural client', domain, client_names)}")
     return [
         part if column is None else part.take(np.flatnonzero(np.isin(column, list(domains))))
         for part, column in zip(parts, whose, strict=True)
