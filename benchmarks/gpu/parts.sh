@@ -3,7 +3,7 @@
 # machine with a GPU. It works in build/gpu (or $FOLDER), and leaves one archive and the end of its log in $OUT.
 #   right  what has to hold, all at once: facts, a user's first run, bits, failures, recovery, every method    4 minutes
 #   fast   what is measured, one after the other: the first time, engines and precisions beside naive loops, ranks    9
-#   more   if there is time left: peers, curves, layouts with their slowest kernels, lanes and stacks    10 minutes
+#   more   if there is time left: curves, lanes and stacks, peers, layouts with their slowest kernels    9 minutes
 # WHEELS: what wheels.py has fetched (default .whl). --pretend: toy sizes on the CPU, which show that the part works.
 # --again: methods that failed in `right` and were mended; they run first. DATA: Fashion-MNIST's HDF5 file.
 set -u
@@ -88,10 +88,10 @@ fast() {
 }
 
 more() {
+  alone curves curves.py --minutes 2 --data "$DATA"
+  alone lanes lanes.py --minutes 2.5
   alone peers step6_headline.py --minutes 1.5 --parts peers
-  alone curves curves.py --minutes 2.5 --data "$DATA"
   alone layouts step5_layouts.py --minutes 3
-  alone lanes lanes.py --minutes 4
 }
 
 main() {

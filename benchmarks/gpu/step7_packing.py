@@ -26,11 +26,11 @@ from findings import Findings, carry_out, digest, run
 from mps import find, server
 
 STAGES = (  # with MPS?, precisions and ranks; what says most comes first: the time may end early
-    (True, (("bf16", 8), ("tf32", 16))),
-    (False, (("tf32", 1), ("float32", 8))),
-    (True, (("bf16", 16), ("tf32", 8), ("float32", 8))),
-    (False, (("float32", 1), ("bf16", 1), ("tf32", 8))),
-    (True, (("float32", 4), ("tf32", 4))),
+    (True, (("bf16", 8), ("bf16", 10))),
+    (False, (("tf32", 1), ("tf32", 8))),
+    (True, (("tf32", 10), ("tf32", 4), ("float32", 8))),
+    (False, (("bf16", 1), ("float32", 1), ("float32", 8))),
+    (True, (("bf16", 16), ("tf32", 16))),
 )
 TRIAL = ((False, (("float32", 1), ("float32", 2))),)  # on the CPU
 RATE = 50_000.0  # goal, examples a second
