@@ -76,7 +76,7 @@ class Side:
                 for graph in self.fed.store.skeleton(name).captured.values()
                 if isinstance(graph, Graph)
             ]
-            for name in self.first()
+            for name in self.largest()
         }
 
     def check_captures(self) -> dict[str, int]:
@@ -93,7 +93,7 @@ class Side:
         all views, as it is computed. Of eager steps.
         """
         counts = {}
-        for name, k in self.first().items():
+        for name, k in self.largest().items():
             with FlopCounterMode(display=False) as counted:
                 self.train(k)
             counts[name] = counted.get_total_flops() / self.fed.sizes[k]
@@ -114,16 +114,17 @@ class Side:
         self.rounds.algorithm.local(self.fed, self.fed.clients[k], self.rounds.state, self.rounds.t)
         self.wait()
 
-    def first(self) -> dict[str, int]:
-        """The first client of each architecture."""
-        return {name: self.fed.architectures.index(name) for name in self.fed.architectures}
+    def largest(self) -> dict[str, int]:
+        """The client with most examples of each architecture."""
+        fed, by_size = self.fed, sorted(range(self.fed.K), key=lambda k: self.fed.sizes[k])
+        return {fed.architectures[k]: k for k in by_size}
 
     def steps(self, times: int) -> dict[str, dict[str, float]]:
         """By architecture: seconds of a replay, of its launch on the host, and the share of a
         client's training in which its graph runs. Weights are other ones afterwards.
         """
         means = {}
-        for name, k in self.first().items():
+        for name, k in self.largest().items():
             seconds = self.clock(lambda k=k: self.train(k))
             (graph, *_), full = self.graphs()[name], self.fed.sizes[k] // self.case.batch
             self.wait()
@@ -159,7 +160,7 @@ class Side:
         """By architecture, bytes that the training of one client takes at most, beside what
         rests.
         """
-        return {name: self.peak(k) for name, k in self.first().items()}
+        return {name: self.peak(k) for name, k in self.largest().items()}
 
     def peak(self, k: int) -> int:
         if self.device.type == "cpu":

@@ -31,11 +31,13 @@ alone() { # NAME SCRIPT [OPTION ...]: one step; its files lie in $FOLDER/NAME
   keep
 }
 
-keep() { # what there is so far, for the part may be cut short
-  (cd "$FOLDER" && find . -path ./env -prune -o -path ./out -prune -o -type f \
-    -regex '.*\.\(json\|log\|txt\|h5\)' -print0 | tar czf "kept-$BASHPID" --null -T - 2> /dev/null
-    mv "kept-$BASHPID" "$OUT/$PART.tgz") # tar complains of logs that grow
-}
+keep() ( # what there is so far, for the part may be cut short; not the checkpoints, which are large
+  cd "$FOLDER"
+  local part=kept-$BASHPID
+  find . \( -path ./env -o -path ./out -o -name checkpoints \) -prune -o -type f \
+    -regex '.*\.\(json\|log\|txt\|h5\)' -print0 | tar czf "$part" --null -T - 2> /dev/null
+  mv "$part" "$OUT/$PART.tgz" # tar complains of logs that grow
+)
 
 beside() { # NAME SCRIPT [OPTION ...]: the same beside others
   mkdir -p "$FOLDER/$1"

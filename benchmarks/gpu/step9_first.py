@@ -45,7 +45,7 @@ def work(report: Findings, options: argparse.Namespace) -> None:
         spent = [seconds(side, lambda k=k: evaluate(side, k)) for k in clients]
         report.value(f"seconds of evaluation, {time} time, by client", spent)
     report.value("functions of the first evaluation: seconds, calls, name", longest(profile))
-    for name, k in side.first().items():
+    for name, k in side.largest().items():
         spent = [seconds(side, lambda n=n, k=k: predict(side, k, n)) for n in SIZES]
         report.value(f"{name}: seconds of batches of {SIZES}", spent)
 

@@ -184,6 +184,7 @@ def hardware(fed: Federation) -> dict[str, Any]:
         "cpu": name_processor(),
         "cores": os.cpu_count(),
         "device": devices.describe(fed.device),
+        **({"ranks_per_gpu": fed.gpu.ranks} if fed.gpu.ranks else {}),
         "threads": torch.get_num_threads(),
         "nodes": len(set(fed.comm.node_of)),
         "system": platform.platform(),

@@ -15,7 +15,7 @@ from hpcfed.clients.client import Client, Clients, LazyClient, Shard, concat_sha
 from hpcfed.clients.store import ClientStore
 from hpcfed.core.architecture import Architecture
 from hpcfed.data.shift import Change
-from hpcfed.federation.federation import Federation, SharedData
+from hpcfed.federation.federation import Federation, Gpu, SharedData
 from hpcfed.federation.transforms import install
 from hpcfed.machine import speeds
 from hpcfed.machine.assignment import place
@@ -86,7 +86,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
             edge_cases=world.edge_cases,
         ),
         device=device,
-        gpu_memory=choice.share,
+        gpu=Gpu(choice.share, choice.ranks),
         pool=cache(partial(make_pool_client, world, store, device, job)),
         modalities=lambda: world.held.train if world.held else (),
         edges=world.edges,

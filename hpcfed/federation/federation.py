@@ -84,10 +84,12 @@ class Gpu:
     """A rank's share of a GPU.
 
     memory: bytes for this rank; 0 on a CPU.
+    ranks: number of ranks that compute on it; 0 on a CPU.
     graphs: whether steps may be captured as CUDA graphs, if the job leaves it open.
     """
 
     memory: float = 0.0
+    ranks: int = 0
     graphs: bool = True
 
 
@@ -146,7 +148,7 @@ class Federation:
         speeds: list[float],
         profiles: Profiles,
         data: SharedData,
-        gpu_memory: float = 0.0,
+        gpu: Gpu | None = None,
         pool: Callable[[], Client] | None = None,
         modalities: Callable[[], Sequence[tuple[str, ...]]] = tuple,
         edges: EdgeMap | None = None,
@@ -167,7 +169,7 @@ class Federation:
         self.comm = comm
         self.store = store
         self.data = data
-        self.gpu = Gpu(gpu_memory)
+        self.gpu = gpu or Gpu()
         self.clock = Clock()
         self.warnings = Warnings(comm)
         self.transforms: list[Transform] = []

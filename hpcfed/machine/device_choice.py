@@ -20,11 +20,13 @@ class DeviceChoice:
     """The device of a rank.
 
     share: bytes of the GPU's memory for this rank, 0 on a CPU.
+    ranks: number of ranks that compute on the GPU, 0 on a CPU.
     warning: a message if ranks share a GPU although the job does not say so, else "".
     """
 
     device: torch.device
     share: float
+    ranks: int
     warning: str
 
 
@@ -42,8 +44,9 @@ def choose_device(job: Job, comm: Comm) -> DeviceChoice:
 
     device, warning = on_all_ranks(comm, choose)
     devices.prepare(device, job.run.threads, job.run.precision)
-    devices.cap(device, len(shared[comm.rank]))
-    return DeviceChoice(device, devices.share(device, len(shared[comm.rank])), warning)
+    ranks = len(shared[comm.rank])
+    devices.cap(device, ranks)
+    return DeviceChoice(device, devices.share(device, ranks), ranks, warning)
 
 
 def resident_bytes(job: Job, share: float) -> float:

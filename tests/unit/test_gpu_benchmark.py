@@ -50,7 +50,7 @@ def test_every_part_runs_on_the_cpu_and_writes_nothing():
     assert "naive loop over hpcfed, graphed bf16" in output and "2 ranks on one GPU" in output
     assert output.count("'eager and graphed have the same bits': True") == 2
     assert "'losses do not depend on ranks': True" in output
-    assert "{'fedhenn-1': 1, 'mlp': 1}" in output and "one model, all of it averaged" in output
+    assert "{'mlp': 2, 'fedhenn-1': 2}" in output and "one model, all of it averaged" in output
     assert "this Python has no module pfl" in output
     assert sorted((FOLDER / "results" / "bench").glob("*")) == before
 

@@ -87,7 +87,7 @@ def test_graphs_have_the_bits_of_eager_steps_over_clients_rounds_and_batches_of_
     assert captures
 
 
-def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batches_need_none(
+def test_one_capture_serves_all_clients_of_an_architecture_and_rare_last_batches_need_none(
     captures: list,
 ):
     fed = federation(*GRAPHED)
@@ -96,6 +96,20 @@ def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batc
     captured = fed.store.skeletons["mlp", "clients"].captured.values()
     assert len(captures) == 1 == sum(isinstance(graph, Graph) for graph in captured)
     assert not any(isinstance(graph, RecordedStep) for graph in captured)
+
+
+@pytest.mark.parametrize("most, graphs", [(32, 3), (1, 2)])
+def test_sizes_of_last_batches_that_come_often_are_captured_up_to_a_number_of_sizes(
+    most: int, graphs: int, captures: list, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engines, "MOST_SIZES", most)
+    captured, eager = federation(*GRAPHED, *DROPOUT), federation(*EAGER, *DROPOUT)
+    for t in range(engines.OFTEN // 2 + 1):
+        for k in (3, 4):  # 17 and 21 examples: last batches of 1 and of 5
+            for fed in (captured, eager):
+                sgd(fed, fed.clients[k], t, cross_entropy, epochs=2)
+        assert len(captures) == (graphs if 2 * (t + 1) > engines.OFTEN else 1)
+    assert torch.equal(*(fed.clients[4].skeleton.flat for fed in (captured, eager)))
 
 
 @pytest.mark.parametrize("k, captured", [(5, 1), (4, 0)])

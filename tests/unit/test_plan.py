@@ -234,6 +234,18 @@ def test_ranks_beyond_the_cores_or_on_the_same_gpu_gain_nothing():
     assert predict(four_clients(), Cluster(1, 4, 4, FREE)).parts["train"] == 2.5
 
 
+def test_a_gpu_is_done_when_all_its_ranks_are_and_as_many_as_were_measured_work_at_once():
+    def seconds(each: int, gpus: int, at_once: int = 1) -> float:
+        cluster = Cluster(1, each, 64, FREE, gpus=gpus, at_once=at_once)
+        parts = predict(four_clients(), cluster).parts  # clients of 4, 3, 2 and 1 s
+        return parts["train"] + parts["wait"]
+
+    assert seconds(4, gpus=1) == 10.0  # one after the other, of unequal length
+    assert seconds(4, gpus=2) == 6.0  # ranks 0 and 2, with the clients of 4 and 2 s, share one
+    assert seconds(4, gpus=1, at_once=2) == 5.0
+    assert seconds(4, gpus=1, at_once=4) == seconds(4, gpus=4) == 4.0  # the slowest rank
+
+
 def test_memory_is_that_of_the_fullest_rank_and_gpu():
     two = predict(four_clients(), Cluster(1, 2, 2, FREE, gpus=1), peak=5.0, gpu=7.0)
     models = 4 * 100 + 2 * 100  # a module with its gradient and moments, two clients
@@ -373,12 +385,14 @@ def test_speeds_of_nodes_are_those_of_the_job(tmp_path: Path, capsys: pytest.Cap
 def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
-    run = str(trial(tmp_path / "run", hardware={"device": "a GPU", "cores": 2, "nodes": 1}))
+    hardware = {"device": "a GPU", "cores": 2, "nodes": 1}
+    run = str(trial(tmp_path / "run", hardware=hardware))
+    together = str(trial(tmp_path / "together", hardware=hardware | {"ranks_per_gpu": 2}))
     seconds, basis = [], []
-    for ranks in ("2", "4"):
+    for trial_of, ranks in ((run, "2"), (together, "4"), (run, "4")):
         words = [
             "--costs",
-            run,
+            trial_of,
             "--gpus-per-node",
             "2",
             "--ranks-per-node",
@@ -390,15 +404,15 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
         assert cli.main(["plan", *FIELDS, *words]) == 0
         report = json.loads(capsys.readouterr().out)
         seconds, basis = seconds + report["clusters"], report["basis"]
-    two, four = seconds
+    two, at_once, four = seconds
     assert f"measured, in {run} on a GPU" in basis[0]
     assert any(line.endswith("messages from --latency and --bandwidth") for line in basis)
-    assert any(line.startswith("assumed: each rank of the short run") for line in basis)
-    assert "no plan for GPUs has been compared with measured rounds yet" in basis
+    assert any(line.startswith("assumed: one rank a GPU") for line in basis)
     assert four["gpu"] == 2 * two["gpu"] > 0  # two ranks, each with the modules of its clients
     assert four["parts"]["train"] == pytest.approx(
         two["parts"]["train"]
     )  # they share the GPU's time
+    assert at_once["parts"]["train"] == pytest.approx(four["parts"]["train"] / 2)
     assert "--gpus-per-node is 0" in message(capsys, *FIELDS, "--costs", run)
 
 

@@ -303,7 +303,7 @@ def cluster(
             "make it on the processor of the ranks"
         )
     speeds = job.run.speeds
-    return Cluster(nodes, each, cores, network, gpus, job.run.threads, speeds)
+    return Cluster(nodes, each, cores, network, gpus, job.run.threads, speeds, trial.at_once)
 
 
 def predict_cluster(demand: Demand, trial: Costs, one: Cluster) -> Prediction:
@@ -354,11 +354,13 @@ def basis(trial: Costs, run: Path | None, largest: Cluster) -> list[str]:
             "computed: placement of clients, waits, and messages from --latency and --bandwidth"
         )
     if largest.gpus:
+        at_once = "one rank" if trial.at_once == 1 else f"{trial.at_once} ranks"
         lines += [
-            "assumed: each rank of the short run had a GPU of its own; ranks that share one take "
-            "turns, though with MPS they may be faster",
+            f"assumed: {at_once} a GPU compute as fast as in the short run, more take turns; with "
+            "MPS they are faster, so let the short run have as many ranks on a GPU",
             "assumed: sums of uploads take as long as on a core of the CPU that was measured",
-            "no plan for GPUs has been compared with measured rounds yet",
+            "measured on an H200: 8 ranks were 1.2 times as fast as planned from one rank, and "
+            "with MPS 2.4 to 3.9 times",
         ]
     return lines
 

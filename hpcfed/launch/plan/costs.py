@@ -42,7 +42,8 @@ ALIKE = (  # fields on which costs depend
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a trial; seconds are those of a rank that computes alone on its cores or its GPU.
+    """Costs of a trial; seconds are those of a rank that computes alone on its cores, and on its
+    GPU, if there are several, with the others of the trial.
 
     train: of one example that goes forward and backward once, by architecture.
     passes: examples that a client passes over in a round, relative to those of [local].
@@ -52,6 +53,7 @@ class Costs:
     peak, gpu: peak bytes of a rank's memory, and of its GPU's.
     placed: architectures of the clients of each rank.
     cores: of a node.
+    at_once: ranks that computed on a GPU at a time.
     processor: the trial's processor.
     job: the trial's job.
     watts: mean power of a node, of what its counters count; None: not measured.
@@ -65,6 +67,7 @@ class Costs:
     gpu: float
     placed: list[list[str]]
     cores: int
+    at_once: int
     processor: str
     job: dict[str, Any]
     watts: float | None = None
@@ -108,6 +111,7 @@ def costs(run: Path, everybody: bool) -> Costs:
             for rank in range(header["ranks"])
         ],
         cores=header["hardware"]["cores"],
+        at_once=header["hardware"].get("ranks_per_gpu", 1),
         processor=header["hardware"]["device"],
         job=header["job"],
         watts=power(record, skip),

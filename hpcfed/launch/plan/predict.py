@@ -37,6 +37,7 @@ class Cluster:
     """A cluster: nodes with `each` ranks.
 
     cores, gpus: of a node; with no GPUs ranks compute on cores, with `threads` each.
+    at_once: ranks on a GPU whose work takes as long as was measured; more of them take turns.
     speeds: of the nodes, repeated as needed; or by rank.
     """
 
@@ -47,6 +48,7 @@ class Cluster:
     gpus: int = 0
     threads: int = 1
     speeds: tuple[float, ...] = ()
+    at_once: int = 1
 
     @property
     def ranks(self) -> int:
@@ -60,7 +62,7 @@ class Cluster:
     @property
     def sharing(self) -> float:
         """Factor by which training takes longer because ranks share a GPU, or cores."""
-        return max(1.0, self.each / self.gpus) if self.gpus else self.crowd
+        return max(1.0, self.each / self.gpus / self.at_once) if self.gpus else self.crowd
 
     @property
     def rank_speeds(self) -> np.ndarray:
@@ -168,8 +170,7 @@ def round_parts(
     evaluated = np.arange(len(demand.architectures)) if demand.everybody else cohort
 
     def by_rank(seconds: np.ndarray, clients: np.ndarray) -> np.ndarray:
-        sums = np.bincount(placement[clients], seconds, cluster.ranks)
-        return sums * cluster.sharing / cluster.rank_speeds
+        return np.bincount(placement[clients], seconds, cluster.ranks) / cluster.rank_speeds
 
     loads = {
         "train": by_rank(demand.train[cohort], cohort),
@@ -177,8 +178,22 @@ def round_parts(
         "rest": by_rank(np.full(len(cohort), demand.rest), cohort),
     }
     total = np.sum(list(loads.values()), 0)
-    parts = {name: float(load.mean()) for name, load in loads.items()}
-    return parts | {"wait": float(total.max() - total.mean())}
+    parts = {name: float(load.mean()) * cluster.sharing for name, load in loads.items()}
+    return parts | {"wait": slowest(total, cluster) - float(total.mean()) * cluster.sharing}
+
+
+def slowest(loads: np.ndarray, cluster: Cluster) -> float:
+    """Return the seconds until the last rank has done its work.
+
+    loads: seconds of each rank's work, alone on its cores or its GPU, [R]. Ranks on the same cores
+    work equally slowly until the last one is done; of a GPU, those that are not done share all.
+    """
+    if not cluster.gpus:
+        return float(loads.max()) * cluster.crowd
+    ranks = np.arange(cluster.ranks)
+    gpus = ranks // cluster.each * cluster.gpus + ranks % cluster.each % cluster.gpus
+    by_gpu = np.bincount(gpus, loads) / cluster.at_once
+    return float(max(loads.max(), by_gpu.max()))
 
 
 def place_clients(demand: Demand, groups: Sequence[list[int]], cluster: Cluster) -> np.ndarray:
