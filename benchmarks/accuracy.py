@@ -4,9 +4,9 @@
 [--side-by-side 2]`
 
 Both runs of a pair have the same job, seed and cohorts, and differ in the precision alone. Each
-finished run leaves a line in results/accuracy/rows.json, with the mean accuracy of clients in all
-evaluated rounds; table and picture are made of the lines. The same command continues with the lines
-that are missing.
+finished run leaves a row in results/accuracy/rows.jsonl.xz, with the mean accuracy of clients in
+all evaluated rounds; table and picture are made of the rows. The same command continues with the
+rows that are missing.
 
 All runs take 1.5 core-hours on a processor with instructions for bfloat16 (`hpcfed doctor` says),
 and 2.6 on one that has AVX2 and emulates them.
@@ -41,7 +41,7 @@ DATA = ("fashion-mnist", "cifar10")
 PRECISIONS = ("float32", "bf16")
 SEEDS = (0, 1, 2)
 KEPT = RESULTS / "accuracy"
-ROWS = KEPT / "rows.json"
+ROWS = KEPT / "rows.jsonl.xz"
 SIZE, POINTS = (7.0, 3.0), 8  # inches of the picture, and of its letters
 
 

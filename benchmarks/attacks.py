@@ -4,8 +4,8 @@
 
 `attacks.toml` names methods of four kinds (what clients send: weights, heads, prototypes, logits),
 attacks and defences; shares of attackers are 0, 0.1 and 0.3, seeds three. Each finished run leaves
-a line in results/attacks/rows.json, of which table and picture are made; the same command continues
-with the lines that are missing. All runs of a seed come before those of the next one.
+a row in results/attacks/rows.jsonl.xz, of which table and picture are made; the same command
+continues with the rows that are missing. All runs of a seed come before those of the next one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 PLAN = tomllib.loads((HERE / "attacks.toml").read_text())
 METHODS, ATTACKS, DEFENCES = (PLAN[name] for name in ("methods", "attacks", "defences"))
 KEPT = RESULTS / "attacks"
-ROWS = KEPT / "rows.json"
+ROWS = KEPT / "rows.jsonl.xz"
 SHARES, SEEDS = (0.1, 0.3), (0, 1, 2)
 NOBODY = "nobody"  # in the place of an attack
 SIZE, POINTS = (7.2, 5.6), 7  # inches of the picture, and of its letters

@@ -6,13 +6,14 @@ forks of this process (`study/forks.py`), so that imports and data are paid once
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import rowfiles
 from runs import FOLDER, short_commit, slug
 
 from hpcfed.core.exit_status import DONE, WRONG
@@ -39,7 +40,7 @@ class Cell(NamedTuple):
 
 def read(file: Path) -> dict[str, Any]:
     """Return the rows by key."""
-    return json.loads(file.read_text()) if file.exists() else {}
+    return {row["key"]: row for row in rowfiles.read(file)}
 
 
 def missing(cells: Iterable[Cell], rows: Mapping[str, Any]) -> list[Cell]:
@@ -82,9 +83,8 @@ def fill(
             forks.remove(place(cell))
             continue
         forks.remove(place(cell))
-        rows = read(file) | {cell.key: {"flags": cell.flags, "cpu": round(seconds, 1), **row}}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n")
+        row = {"key": cell.key, "flags": cell.flags, "cpu": round(seconds, 1), **row}
+        rowfiles.write(file, sorted((read(file) | {cell.key: row}).values(), key=itemgetter("key")))
         print(f"{cell.key}: {seconds:.1f} s of CPU", flush=True)
 
 

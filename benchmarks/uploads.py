@@ -4,9 +4,9 @@
 [--side-by-side 2]`
 
 `uploads.toml` names the methods and what is done to their uploads; the jobs beside it say the rest.
-Each cell of methods x variants x data has three seeds. A finished run leaves one line in
-results/uploads/rows.json, which the tables and pictures are made of, and no other file; the same
-command continues with the lines that are missing.
+Each cell of methods x variants x data has three seeds. A finished run leaves one row in
+results/uploads/rows.jsonl.xz, which the tables and pictures are made of, and no other file; the
+same command continues with the rows that are missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hpcfed.storage.results import load
 HERE = Path(__file__).parent
 PLAN = tomllib.loads((HERE / "uploads.toml").read_text())
 KEPT = RESULTS / "uploads"
-ROWS = KEPT / "rows.json"
+ROWS = KEPT / "rows.jsonl.xz"
 STUDIES = ("privacy", "compression")
 DATA = ("fashion-mnist", "cifar10")
 SEEDS = (0, 1, 2)

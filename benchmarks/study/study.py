@@ -11,7 +11,6 @@ the same command continues. `--plan` prints core-hours by cell and what fits int
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 import studycost
 import studyplan
 import studytables
-from studyplan import HERE, PLAN, Task, methods_of, read, ready, results, write_job
+from studyplan import HERE, PLAN, Task, methods_of, read, ready, rows_of, write_job
 
 from hpcfed.core.exit_status import DONE, WRONG
 from hpcfed.results import summary
@@ -30,6 +29,7 @@ from hpcfed.storage.results import load
 
 sys.path.append(str(HERE.parent))
 
+import rowfiles
 from runs import FOLDER, short_commit
 
 HOUR = 3600.0
@@ -137,9 +137,7 @@ def work(options: argparse.Namespace) -> None:
         task = running.pop(process)
         if row := finish(task, status, seconds):
             rows[task.key] = row
-            results().mkdir(parents=True, exist_ok=True)
-            with (results() / f"{task.cell}.jsonl").open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            rowfiles.write(rows_of(task.cell), [*rowfiles.read(rows_of(task.cell)), row])
 
 
 def finish(task: Task, status: int, seconds: float) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import methods  # noqa: E402
+import rowfiles  # noqa: E402
 from runs import RESULTS  # noqa: E402
 
 from hpcfed.algorithms import ALGORITHMS  # noqa: E402
@@ -248,8 +249,10 @@ def read(cells: list[str]) -> dict[str, Any]:
     """All rows of these cells, by the key of their run."""
     rows = {}
     for cell in cells:
-        path = results() / f"{cell}.jsonl"
-        for line in path.read_text().splitlines() if path.exists() else ():
-            row = json.loads(line)
-            rows[row["key"]] = row
+        rows |= {row["key"]: row for row in rowfiles.read(rows_of(cell))}
     return rows
+
+
+def rows_of(cell: str) -> Path:
+    """Return the file of a cell's rows."""
+    return results() / f"{cell}.jsonl.xz"

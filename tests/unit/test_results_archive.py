@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
 import archive  # noqa: E402
+import rowfiles  # noqa: E402
 
 pytestmark = pytest.mark.quick
 
@@ -65,6 +66,17 @@ def test_a_folder_without_runs_has_no_archive(study):
         path.unlink()
     archive.pack(study)
     assert not (study / archive.ARCHIVE).exists()
+
+
+def test_rows_come_back_and_the_same_rows_make_the_same_file(tmp_path):
+    file = tmp_path / "results" / "rows.jsonl.xz"
+    assert rowfiles.read(file) == []
+    rows = [{"key": "a", "accuracy": 0.1}, {"key": "b", "failed": "\u00e9"}]
+    rowfiles.write(file, rows)
+    first = file.read_bytes()
+    assert rowfiles.read(file) == rows
+    rowfiles.write(file, rowfiles.read(file))
+    assert file.read_bytes() == first and list(file.parent.iterdir()) == [file]
 
 
 def test_all_that_is_tracked_stays_below_15_mb():

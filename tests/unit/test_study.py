@@ -147,7 +147,7 @@ def test_the_worker_stops_after_its_hours_and_continues_with_what_is_missing(wor
     assert len(worker(hours=9.0)) == 4
     rows = studyplan.read(["heart"])
     assert sorted(one["kind"] for one in rows.values()) == ["seed", *["trial"] * 6]
-    assert len((tmp_path / "heart.jsonl").read_text().splitlines()) == 7
+    assert len(study.rowfiles.read(tmp_path / "heart.jsonl.xz")) == 7
 
 
 def test_a_run_that_ends_without_a_row_is_tried_once_per_call(worker):
