@@ -3,7 +3,9 @@
 `python benchmarks/accuracy.py [--seeds 0 1 2] [--methods fedavg] [--data cifar10]
 [--side-by-side 2]`
 
-Both runs of a pair have the same job, seed and cohorts, and differ in the precision alone. Each
+Both runs of a pair have the same job, seed and cohorts, and differ in the precision alone. A run in
+float32 on two threads of one seed, whose sums have another order, shows what other rounding does by
+itself. Each
 finished run leaves a row in results/accuracy/rows.jsonl.xz, with the mean accuracy of clients in
 all evaluated rounds; table and picture are made of the rows. The same command continues with the
 rows that are missing.
@@ -40,6 +42,7 @@ METHODS = {
 DATA = ("fashion-mnist", "cifar10")
 PRECISIONS = ("float32", "bf16")
 SEEDS = (0, 1, 2)
+CONTROL, OF_CONTROL = 1, "float32 --run.threads 2"  # its seed, and its precision
 KEPT = RESULTS / "accuracy"
 ROWS = KEPT / "rows.jsonl.xz"
 SIZE, POINTS = (7.0, 3.0), 8  # inches of the picture, and of its letters
@@ -66,11 +69,11 @@ def main() -> None:
 def cells(
     seeds: Sequence[int], names: Sequence[str], methods: Sequence[str]
 ) -> Iterator[grid.Cell]:
-    """All runs, both precisions of a pair one after the other, and those of a seed together."""
+    """All runs, those of a pair one after the other, and those of a seed together."""
     for seed in seeds:
         for data in names:
             for method in methods:
-                for precision in PRECISIONS:
+                for precision in (*PRECISIONS, *([OF_CONTROL] if seed == CONTROL else ())):
                     start = f"--algorithm.name {method} --data.name {data} --seed {seed}"
                     flags = f"{start} {METHODS[method][1]} --run.precision {precision}"
                     yield grid.Cell(
@@ -107,28 +110,43 @@ def curve(scores: np.ndarray) -> dict[str, float]:
     }
 
 
-def pairs(rows: Mapping[str, Any], data: str, method: str) -> list[tuple[float, float]]:
-    """The last accuracies, in points, of both runs of each seed whose runs are done."""
-    lines = [[rows.get(key(data, method, p, seed)) for p in PRECISIONS] for seed in SEEDS]
+def pairs(
+    rows: Mapping[str, Any],
+    data: str,
+    method: str,
+    seeds: Sequence[int] = SEEDS,
+    other: str = PRECISIONS[1],
+) -> list[tuple[float, float]]:
+    """The last accuracies, in points, of float32 and another precision, of each seed whose runs are
+    done.
+    """
+    lines = [
+        [rows.get(key(data, method, p, seed)) for p in (PRECISIONS[0], other)] for seed in seeds
+    ]
     return [
-        (100 * low["accuracy"], 100 * high["accuracy"])
-        for low, high in lines
-        if low and high and "accuracy" in low and "accuracy" in high
+        (100 * first["accuracy"], 100 * second["accuracy"])
+        for first, second in lines
+        if first and second and "accuracy" in first and "accuracy" in second
     ]
 
 
 def table(rows: Mapping[str, Any]) -> Iterator[str]:
-    """Accuracies of both precisions, and the mean difference with its 95 % interval."""
-    yield "| data | method | pairs | float32 | bf16 | difference |"
-    yield "|---|---|---|---|---|---|"
-    everything = []
+    """Accuracies of both precisions, the mean difference with its 95 % interval, and that of the
+    control.
+    """
+    yield "| data | method | pairs | float32 | bf16 | difference | that of two threads |"
+    yield "|---|---|---|---|---|---|---|"
+    everything: list[tuple[float, float]] = []
+    controls: list[tuple[float, float]] = []
     for data in DATA:
         for method in METHODS:
+            control = pairs(rows, data, method, (CONTROL,), OF_CONTROL)
             if of_method := pairs(rows, data, method):
-                yield line(data, method, of_method)
+                yield line(data, method, of_method, control)
                 everything += of_method
+                controls += control
     if everything:
-        yield line("all", "all", everything)
+        yield line("all", "all", everything, controls)
     commits, processors = (
         ", ".join(sorted({row[name] for row in rows.values() if name in row}))
         for name in ("commit", "processor")
@@ -137,18 +155,32 @@ def table(rows: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "Mean accuracy of clients in the last round, in points; difference: bf16 minus float32, "
-        f"with its 95 % interval. {len(rows)} of {total} runs. Commits: {commits}. "
+        "with its 95 % interval and, in brackets, its root mean square. That of two threads: "
+        f"float32 on two threads minus on one, seed {CONTROL}. {len(rows)} of {total} runs. "
+        f"Commits: {commits}. "
         f"Processors, and what computes bfloat16 there: {processors}."
     )
 
 
-def line(data: str, method: str, of_method: Sequence[tuple[float, float]]) -> str:
-    low, high = (statistics.mean(scores) for scores in zip(*of_method, strict=True))
-    differences = np.array([high - low for low, high in of_method])
-    text = f"{differences.mean():+.2f}"
-    if (n := len(differences)) > 1:
-        text += f" ± {t_interval(differences)[1] - differences.mean():.2f}"
-    return f"| {data} | {method} | {n} | {low:.2f} | {high:.2f} | {text} |"
+def line(
+    data: str,
+    method: str,
+    of_method: Sequence[tuple[float, float]],
+    control: Sequence[tuple[float, float]],
+) -> str:
+    first, second = (statistics.mean(scores) for scores in zip(*of_method, strict=True))
+    texts = (f"{first:.2f}", f"{second:.2f}", difference(of_method), difference(control))
+    return f"| {data} | {method} | {len(of_method)} | {' | '.join(texts)} |"
+
+
+def difference(scores: Sequence[tuple[float, float]]) -> str:
+    """The mean of second minus first; of several with its interval and root mean square."""
+    differences = np.array([second - first for first, second in scores])
+    if len(differences) < 2:
+        return "".join(f"{value:+.2f}" for value in differences)
+    mean = differences.mean()
+    reach, size = t_interval(differences)[1] - mean, np.sqrt(np.mean(differences**2))
+    return f"{mean:+.2f} ± {reach:.2f} ({size:.2f})"
 
 
 def draw(rows: Mapping[str, Any]) -> None:

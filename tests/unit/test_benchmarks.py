@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -307,6 +308,7 @@ def test_the_table_of_precisions_has_differences_of_pairs_with_their_interval(
 ):
     """Differences of +1 and -1 points: the half interval is 12.706 * sqrt(2) / sqrt(2)."""
     accuracies = {("float32", 0): 0.5, ("bf16", 0): 0.51, ("float32", 1): 0.6, ("bf16", 1): 0.59}
+    accuracies[accuracy.OF_CONTROL, 1] = 0.605
     rows = {
         accuracy.key("cifar10", "fedproto", precision, seed): {
             "accuracy": value,
@@ -324,16 +326,18 @@ def test_the_table_of_precisions_has_differences_of_pairs_with_their_interval(
     accuracy.main()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "table.md"]
     text = (tmp_path / "table.md").read_text()
-    assert "| cifar10 | fedproto | 2 | 55.00 | 55.00 | +0.00 ± 12.71 |" in text
+    assert "| cifar10 | fedproto | 2 | 55.00 | 55.00 | +0.00 ± 12.71 (1.00) | +0.50 |" in text
     assert "| all | all | 2 |" in text and "| fedavg |" not in text
-    assert "6 of 36 runs. Commits: 0123abcd." in text
+    assert "7 of 42 runs. Commits: 0123abcd." in text
 
 
 def test_pairs_of_precisions_differ_in_the_precision_alone():
     cells = list(accuracy.cells(accuracy.SEEDS, accuracy.DATA, list(accuracy.METHODS)))
-    assert len(cells) == len({cell.key for cell in cells}) == 36
-    for low, high in zip(cells[::2], cells[1::2], strict=True):
-        assert low.flags.replace("float32", "bf16") == high.flags != low.flags
+    flags = {cell.key: cell.flags for cell in cells}
+    assert len(cells) == len(flags) == 42
+    for data, method, seed in product(accuracy.DATA, accuracy.METHODS, accuracy.SEEDS):
+        first, second = (flags[accuracy.key(data, method, p, seed)] for p in accuracy.PRECISIONS)
+        assert first.replace("float32", "bf16") == second != first
 
 
 def test_a_curve_has_the_mean_over_clients_of_each_evaluated_round():

@@ -53,9 +53,9 @@ class Costs:
     peak, gpu: peak bytes of a rank's memory, and of its GPU's.
     placed: architectures of the clients of each rank.
     cores: of a node.
-    at_once: ranks that computed on a GPU at a time.
     processor: the trial's processor.
     job: the trial's job.
+    at_once: ranks that computed on a GPU at a time.
     watts: mean power of a node, of what its counters count; None: not measured.
     """
 
@@ -67,11 +67,11 @@ class Costs:
     gpu: float
     placed: list[list[str]]
     cores: int
-    at_once: int
     processor: str
     job: dict[str, Any]
     watts: float | None = None
     passes: float = 1.0
+    at_once: int = 1
 
     def of(self, architecture: str) -> float:
         """Return the seconds of an example. Raises ConfigError if the trial had none."""
