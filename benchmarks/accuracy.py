@@ -59,7 +59,7 @@ def main() -> None:
     failed = grid.fill(ROWS, wanted, figures, options.side_by_side)
     if rows := grid.read(ROWS):
         text = "\n".join(table(rows))
-        (KEPT / "table.md").write_text(text + "\n")
+        (KEPT / "table.md").write_text(f"# Accuracy with bfloat16\n\n{text}\n")
         print(text)
         draw(rows)
     if failed:

@@ -45,11 +45,12 @@ PAGES = {
 EVIDENCE = [
     f"benchmarks/results/evidence/{name}/curves.png" for name in ("cifar10", "fashion-mnist")
 ]
+ACCURACY = ["benchmarks/results/accuracy/curves.png"]
 UPLOADS = [f"benchmarks/results/uploads/{name}.png" for name in ("privacy", "compression")]
 # once two cells of the study are complete
 STUDY = [path for path in ["benchmarks/results/study/ranks.png"] if (ROOT / path).is_file()]
 PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"} | {
-    path: path for path in (*EVIDENCE, *UPLOADS, *STUDY)
+    path: path for path in (*EVIDENCE, *ACCURACY, *UPLOADS, *STUDY)
 }
 
 
