@@ -8,6 +8,7 @@ import pytest
 from hpcfed.federation.side_by_side import Block, Section
 from hpcfed.federation.transforms.attack.data import triggered
 from hpcfed.federation.transforms.attack.together import (
+    FangOnKrum,
     MinMax,
     MinSum,
     hidden_deviations,
@@ -77,6 +78,17 @@ def test_two_honest_values_let_min_max_reach_the_far_one():
     """0 and 2, against the mean of 1: the attackers send 0."""
     rule = MinMax.__new__(MinMax)
     assert rule.factor(inner(np.array([[0.0], [2.0]]), np.array([-1.0])), 1) == pytest.approx(1.0)
+
+
+def test_fang_on_krum_halves_the_bound_of_its_theorem_until_krum_takes_it():
+    """Honest updates 1 to 7 and 4 attackers, n = 11. The least sum of distances to n - f - 2 = 5
+    others is that of 4, 1 + 1 + 2 + 2 + 3 = 9, and the longest update is 7: the bound is
+    9 / (n - 2 f - 1) + 7 = 11.5. Krum's best honest score is 1 + 1 + 4 + 4 + 9 = 19, that of the
+    attackers at -l is (l + 1)^2 + (l + 2)^2: 38.8 for l = 11.5 / 4, and 17.8 for 11.5 / 8.
+    """
+    rule = FangOnKrum.__new__(FangOnKrum)
+    honest = np.arange(1.0, 8.0)[:, None]
+    assert rule.factor(inner(honest, np.array([-1.0])), 4) == pytest.approx(11.5 / 8)
 
 
 def test_an_equation_without_a_root_moves_nothing():

@@ -9,9 +9,9 @@ updates of each value,
 - Fang: where m > 0 a value below all honest ones, else one above them, at most twice as far from 0,
   at random (Fang et al., USENIX Security 2020, arXiv:1911.11815, section 3.3, full knowledge);
 - Fang on Krum: -l sign(m) with the largest l that Krum takes for the best update, found by halving
-  a bound (section 3.2, full knowledge): the smallest sum of an honest update's distances to its
-  n - f - 2 nearest honest ones over (n - f - 1) sqrt(d), plus the greatest length of one over
-  sqrt(d), for d values and f attackers among n clients; almost 0 if Krum takes none;
+  a bound (section 3.2, theorem 1, full knowledge): the smallest sum of an honest update's distances
+  to its n - f - 2 nearest honest ones over (n - 2 f - 1) sqrt(d), plus the greatest length of one
+  over sqrt(d), for d values and f attackers among n clients; almost 0 if Krum takes none;
 - min-max: m + g p with the largest g for which the distance to each honest update is at most the
   largest one between two of these; min-sum: for which the sum of squared distances is at most the
   largest sum of one of these (Shejwalkar and Houmansadr, NDSS 2021). p is the opposite of s, of m /
@@ -230,7 +230,8 @@ class FangOnKrum(MinMax):
         between, squares = squared_distances(honest), np.diag(honest)
         nearest = float(scores(np.sqrt(between), 0).min())  # among the honest nobody attacks
         longest = math.sqrt(max(0.0, float(squares.max())))
-        factor = (nearest / max(1, len(honest) - 1) + longest) / math.sqrt(size)
+        compared = max(1, len(honest) - bad - 1)  # honest ones in the score of an attacker
+        factor = (nearest / compared + longest) / math.sqrt(size)
         while factor > SMALLEST:
             to_honest = np.maximum(0.0, factor * (factor * size - 2 * along) + squares)
             if is_chosen(between, to_honest, bad):
