@@ -71,7 +71,7 @@ def facts(record: Record) -> dict[str, Any]:
     natural_clients: by name, if the data name them and they are few.
     unseen: with evaluate.unseen, the domain, and the score on it.
     energy: with log.energy, joules by phase, and kg of CO2 equivalents by log.carbon.
-    attack: with attackers, what they do, how many they are, and the success of a backdoor.
+    attack: with an attack, its name, the number of attackers, and the success of a backdoor.
     metrics: the same of each metric that the run measured, the main one included; pooled: over the
     test examples of all these clients together.
     privacy: with an account, epsilon after the last round and what it means.
@@ -99,7 +99,7 @@ def more_facts(record: Record) -> dict[str, Any]:
     }
     if f"rounds/{main_metric(record)}_unseen" in record.columns:
         more["unseen"] = unseen(record, main_metric(record))
-    if "clients/attacker" in record.columns:
+    if has_attack(record):
         more["attack"] = attack(record)
     if f"ranks/joules_{OTHER}" in record.columns:
         more["energy"] = energy(record)
@@ -130,6 +130,13 @@ def describe_energy(about: Mapping[str, Any]) -> str:
     more = "" if emitted is None else f", {emitted:.3g} kg of CO2 equivalents"
     train = about["train"] / (about["joules"] or 1)
     return f"energy: {about['joules']:.4g} J, {train:.0%} of it in training{more}"
+
+
+def has_attack(record: Record) -> bool:
+    """Return whether there are attackers, or public examples are poisoned, or the success of a
+    backdoor is measured without either.
+    """
+    return record.header["job"].get("attack", {}).get("by", "none") != "none"
 
 
 def attack(record: Record) -> dict[str, Any]:
@@ -324,7 +331,7 @@ def brief(record: Record) -> str:
         done += f"\nsecure aggregation: {by}, {int(np.nansum(failed))} rounds failed"
     if f"ranks/joules_{OTHER}" in record.columns:
         done += f"\n{describe_energy(energy(record))}"
-    if "clients/attacker" in record.columns:
+    if has_attack(record):
         done += f"\n{describe_attack(attack(record))}"
     return f"{title(record)}\n{path}{done}"
 
@@ -332,8 +339,9 @@ def brief(record: Record) -> str:
 def describe_attack(about: Mapping[str, Any]) -> str:
     """Return an attack in one line."""
     success = "" if about["success"] is None else f", success {about['success']:.4f}"
-    who = count_noun(about["attackers"], "attacker")
-    return f"attack: {about['by']}, {who}, not among the clients below{success}"
+    n = about["attackers"]
+    who = f"{count_noun(n, 'attacker')}, not among the clients below" if n else "no attackers"
+    return f"attack: {about['by']}, {who}{success}"
 
 
 def title(record: Record) -> str:

@@ -320,6 +320,17 @@ def test_the_summary_and_tables_name_the_attack_and_its_success(tmp_path: Path):
     assert "attack: backdoor, 1 attacker" in summary.brief(record)
 
 
+def test_the_summary_has_the_success_of_a_backdoor_without_attackers(tmp_path: Path):
+    """The share of images with the trigger that a model takes for the target without an attack."""
+    flags = ("--attack.patch", "2", "--attack.share", "0", "--rounds", "1", "--quiet")
+    words = ("--models.mix", "mlp", "--attack.by", "backdoor", "--out", str(tmp_path / "run"))
+    assert run_here(toy.job("fedavg", *words, *flags), Serial()) == (0, None)
+    record = results.load(tmp_path / "run")
+    success = summary.facts(record)["attack"]["success"]
+    assert success == float(record.columns["rounds/attack_success"][-1])
+    assert f"attack: backdoor, no attackers, success {success:.4f}" in summary.brief(record)
+
+
 def test_scores_after_the_end_are_those_of_the_honest_clients_by_number(tmp_path):
     words = ("--evaluate.received", "false", "--out", str(tmp_path / "run"))
     assert run_here(job("fedavg", ("sign-flip",), *words), Serial()) == (0, None)
