@@ -94,7 +94,7 @@ class Defence(Section):
     iterations: PositiveInt | None = field(
         None, used_if={"by": ("geometric-median", "centred-clipping")}
     )
-    """Iterations of the rule. Default: 4 of the geometric median, 1 of centred clipping."""
+    """Iterations of the rule. Default: 100 of the geometric median, 1 of centred clipping."""
     nu: PositiveFloat = field(1e-5, used_if={"by": "geometric-median"})
     """Geometric median: smallest distance that counts."""
     clip: PositiveFloat | None = field(None, used_if={"by": ("centred-clipping", "norm-bound")})

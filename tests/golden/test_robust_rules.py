@@ -106,10 +106,20 @@ def test_weiszfelds_method_approaches_the_median(iterations, value):
 def test_the_geometric_median_of_a_triangle():
     rule = GeometricMedian(1e-9, 1)
     assert result(rule, TRIANGLE) == pytest.approx([1.027316, 0.912904], abs=2e-6)
-    point = result(GeometricMedian(1e-9, 300), TRIANGLE)
+    point = result(GeometricMedian(1e-9), TRIANGLE)
     assert point == pytest.approx([0.695789, 0.751176], abs=2e-6)
     total = np.linalg.norm(TRIANGLE - point, axis=1).sum()
     assert total == pytest.approx(math.sqrt(25 + 12 * math.sqrt(3)))
+
+
+@pytest.mark.parametrize(("honest", "attackers", "after_four"), [(14, 6, 14.252), (11, 9, 268.283)])
+def test_far_attackers_of_less_than_half_of_the_weight_do_not_move_the_geometric_median(
+    honest, attackers, after_four
+):
+    """Honest updates of 0, attackers' of 1000: the sum of distances is least at 0."""
+    vectors = np.array([[0.0]] * honest + [[1000.0]] * attackers)
+    assert result(GeometricMedian(1e-5), vectors)[0] == pytest.approx(0, abs=1e-3)
+    assert result(GeometricMedian(1e-5, 4), vectors)[0] == pytest.approx(after_four, abs=1e-2)
 
 
 @pytest.mark.parametrize(("iterations", "value"), [(1, 0.8), (2, 1.28), (3, 1.568)])

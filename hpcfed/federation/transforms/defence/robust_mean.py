@@ -37,6 +37,7 @@ from hpcfed.federation.transforms.comparison import (
     products,
 )
 from hpcfed.federation.transforms.defence.buckets import Buckets
+from hpcfed.federation.transforms.defence.geometric_median import ITERATIONS
 from hpcfed.federation.transforms.defence.median import Median
 from hpcfed.federation.transforms.defence.rule import Choice, Rule, attackers_among
 from hpcfed.federation.transforms.privacy.noise import gaussian
@@ -494,7 +495,7 @@ def rule_of(settings: Settings) -> Rule:
     """Return the rule of a job."""
     arguments: dict[str, dict[str, Any]] = {
         "multi-krum": {"m": settings.best},
-        "geometric-median": {"nu": settings.nu, "iterations": settings.iterations or 4},
+        "geometric-median": {"nu": settings.nu, "iterations": settings.iterations or ITERATIONS},
         "centred-clipping": {"clip": settings.clip, "iterations": settings.iterations or 1},
         "norm-bound": {"clip": settings.clip},
         "flame": {"noise": settings.noise},
