@@ -37,7 +37,7 @@ from hpcfed.core.params import Params, Term
 from hpcfed.core.payload import nbytes
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.federation import Federation
-from hpcfed.federation.trial import Shortened, Trial
+from hpcfed.federation.trial import Shortened, Trial, TrialUplink, UploadedParts
 from hpcfed.models.assign import widest
 from hpcfed.tasks import Task
 from hpcfed.training import examples
@@ -59,31 +59,36 @@ Kind = tuple[str, tuple[str, ...]]  # of a client: its architecture and its moda
 class Counting(Exchange):
     """Counts the bytes that ranks add up on their way, and those that they move one by one."""
 
-    def __init__(self, *parts: Any) -> None:
+    def __init__(self, uploaded: UploadedParts, *parts: Any) -> None:
         super().__init__(*parts)
         self.summed = self.moved = 0
+        self._uploaded = uploaded
 
     def mean(self, terms: list[Term], *rest: Any, **named: Any) -> Params:
         self.summed += sum(term.value.nbytes for term in terms)
         return super().mean(terms, *rest, **named)
 
     def gather(self, by_client: Mapping[int, Any]) -> dict[int, Any]:
-        self.moved += nbytes(dict(by_client))
+        self._note(dict(by_client))
         return super().gather(by_client)
 
     def from_client(self, k: int, value: Any) -> Any:
-        self.moved += nbytes(value)
+        self._note(value)
         return super().from_client(k, value)
 
     def to_client(
         self, k: int, by_client: Mapping[int, Any], senders: Iterable[int]
     ) -> dict[int, Any]:
-        self.moved += nbytes(dict(by_client))
+        self._note(dict(by_client))
         return super().to_client(k, by_client, senders)
 
     def at_root(self, by_client: Mapping[int, Any]) -> dict[int, Any]:
-        self.moved += nbytes(dict(by_client))
+        self._note(dict(by_client))
         return super().at_root(by_client)
+
+    def _note(self, values: Any) -> None:
+        self.moved += nbytes(values)
+        self._uploaded.move(values)
 
 
 class HiddenCounts:
@@ -108,6 +113,7 @@ class Measured:
     encoded: whether messages are what the job's transforms make of them.
     uploads: largest number of uploads of a client in a round.
     moves: whether most of what clients send is moved between ranks one by one, not added up.
+    uploaded: what the server does with the parts of uploads.
     """
 
     def __init__(self, fed: Federation, encoded: bool = True) -> None:
@@ -118,6 +124,7 @@ class Measured:
         self._memory: dict[Kind, int] = {}
         self.moves = False
         self.uploads = 0
+        self.uploaded = UploadedParts()
         self._compare()
 
     def traffic(self, k: int) -> Bytes:
@@ -165,6 +172,9 @@ class Measured:
             exchange: Any = fed.exchange
             self.moves = exchange.moved > exchange.summed
             self.uploads = max(self.uploads, uploads)
+            if fed.trial:
+                self.uploaded.means |= fed.trial.uploaded.means
+                self.uploaded.single |= fed.trial.uploaded.single
             for i, k in enumerate(ids):
                 self._memory.setdefault(self._kind(k), nbytes(fed.clients[i].memory))
             self._fed.shapes_of_means |= fed.shapes_of_means
@@ -384,6 +394,7 @@ def shrink(fed: Federation, ids: list[int], encoded: bool) -> Federation:
         modalities=lambda: [fed.modalities[k] for k in ids],
     )
     federation.trial = Trial(fed.job.local)
+    federation.uplink = TrialUplink(federation, federation.trial.uploaded)
     if encoded:
         federation.transforms = [transform.of_trial() for transform in fed.transforms]
     if fed.rule and encoded:
@@ -391,7 +402,13 @@ def shrink(fed: Federation, ids: list[int], encoded: bool) -> Federation:
         if fed.rule.hides_counts:
             federation.label_counts = HiddenCounts(federation, fed.rule)  # type: ignore[assignment]
     federation.exchange = Counting(
-        federation.comm, clients, [0] * len(ids), cpu, federation.clock, federation.replay
+        federation.trial.uploaded,
+        federation.comm,
+        clients,
+        [0] * len(ids),
+        cpu,
+        federation.clock,
+        federation.replay,
     )
     store.stateless = not keeps_weights(method, federation)
     federation.warnings.quiet = True

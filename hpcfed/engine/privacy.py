@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hpcfed.algorithms.trial import measure
 from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.engine.noisy_gradients import NoisyGradients
+from hpcfed.federation.transforms.defence.robust_mean import RobustMean
 from hpcfed.federation.transforms.privacy.examples import ExampleAccount
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def open_account(fed: Federation) -> None:
     if not (fed.rule or fed.account or privacy.bounds):
         return
     try:
-        uploads = measure(fed).uploads
+        measured = measure(fed)
         if privacy.sampling:
             check_cohorts(fed)
         if fed.account:
@@ -32,9 +33,11 @@ def open_account(fed: Federation) -> None:
                 fed.account.schedule = NoisyGradients(fed)
             # other noise costs all clients alike in each round, or is counted by example
             turns = busiest(fed) if privacy.by == "local" else fed.job.rounds
-            fed.account.open(fed.comm, max(1, uploads), turns)
+            fed.account.open(fed.comm, max(1, measured.uploads), turns)
         if fed.rule:
             fed.rule.open(fed)
+        if isinstance(fed.rule, RobustMean):
+            fed.rule.say_what_it_covers(fed, measured.uploaded)
     except ConfigError as error:
         raise everywhere(error) from None
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpcfed.core.params import Mean
+from hpcfed.core.payload import map_tensors
+from hpcfed.federation.transforms.values import values_of
+from hpcfed.federation.upload import Uplink
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfed.config.sections import Local
+    from hpcfed.federation.federation import Federation
+    from hpcfed.federation.upload import Upload
 
 
 class Shortened(int):
@@ -55,15 +64,65 @@ class Training(NamedTuple):
 
 
 @dataclass
+class UploadedParts:
+    """Names of the parts of uploads, by what the server does with them.
+
+    means: parts for a mean.
+    single: parts that are moved between ranks one by one, because the server needs single values.
+    It notices the tensors that clients sent, in any container, but no values computed from them.
+    """
+
+    means: set[str] = field(default_factory=set)
+    single: set[str] = field(default_factory=set)
+    _names: dict[int, tuple[str, Tensor]] = field(default_factory=dict)  # of the round, by address
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self._names.clear()
+
+    def add(self, upload: Upload) -> None:
+        """Note the parts of an upload."""
+        for name, part in upload.parts.items():
+            if isinstance(part, Mean):
+                self.means.add(name)
+            for value in values_of(part):
+                # with the tensor, so that no other one gets its address
+                self._names[value.tensor.data_ptr()] = name, value.tensor
+
+    def move(self, values: Any) -> None:
+        """Note which parts are among values that are moved."""
+        map_tensors(values, self._move)
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        if tensor.numel() and tensor.data_ptr() in self._names:
+            self.single.add(self._names[tensor.data_ptr()][0])
+        return tensor
+
+
+class TrialUplink(Uplink):
+    """Notes the parts of uploads."""
+
+    def __init__(self, fed: Federation, uploaded: UploadedParts) -> None:
+        super().__init__(fed)
+        self._uploaded = uploaded
+
+    def received(self, k: int, upload: Upload) -> Any:
+        self._uploaded.add(upload)
+        return super().received(k, upload)
+
+
+@dataclass
 class Trial:
     """Notes of a trial.
 
     local: local training of the job, whose loops the trial shortens.
+    uploaded: parts of uploads.
     trainings: those of the round with noisy gradients, by client.
     streams: phase, round and client of their noise.
     """
 
     local: Local
+    uploaded: UploadedParts = field(default_factory=UploadedParts)
     trainings: defaultdict[int, Counter[Training]] = field(
         default_factory=lambda: defaultdict(Counter)
     )
@@ -71,6 +130,7 @@ class Trial:
 
     def begin(self) -> None:
         """Begin a round."""
+        self.uploaded.begin()
         self.trainings.clear()
         self.streams.clear()
 

@@ -121,6 +121,26 @@ def test_a_median_of_prototypes_is_that_of_the_clients_that_have_the_class():
 
 
 @pytest.mark.parametrize(
+    ("method", "covered", "single"),
+    [
+        ("fedpac", "body, proto", "h, head, v"),
+        ("afl", "the means", "loss"),
+        ("otfusion", "the means", "single uploads"),
+        ("fedavg", "", ""),
+        ("fedproto", "", ""),
+        ("fedmd", "", ""),
+    ],
+)
+def test_a_run_says_which_parts_of_uploads_no_rule_covers(
+    method: str, covered: str, single: str, capsys: pytest.CaptureFixture[str]
+):
+    toy.start(Serial(), job(method, ("median",)))
+    message = f"covers {covered}; the server of {method} uses {single} as clients send them"
+    assert ("covers" in (text := capsys.readouterr().err)) == bool(single)
+    assert not single or message in text
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--defence.by", "krum", "--clients", "4", "--defence.attackers", "0.3"), "needs 2 f"),

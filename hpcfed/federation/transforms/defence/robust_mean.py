@@ -42,10 +42,12 @@ from hpcfed.federation.transforms.defence.median import Median
 from hpcfed.federation.transforms.defence.rule import Choice, Rule, attackers_among
 from hpcfed.federation.transforms.privacy.noise import gaussian
 from hpcfed.federation.transforms.values import STATISTICS
+from hpcfed.federation.upload import ALONE
 
 if TYPE_CHECKING:
     from hpcfed.config.defence import Defence as Settings
     from hpcfed.federation.federation import Federation
+    from hpcfed.federation.trial import UploadedParts
 
 ALL = ""  # the unit of all tensors
 
@@ -104,6 +106,17 @@ class RobustMean(MeanRule):
                 f"clients send, and the server of {fed.job.algorithm.name} computes none; "
                 f"set defence.by = 'none', or take another method, such as fedavg"
             )
+
+    def say_what_it_covers(self, fed: Federation, uploaded: UploadedParts) -> None:
+        """Say which parts of uploads the server takes without a mean, if there are any."""
+        if not uploaded.single:
+            return
+        single = ", ".join(sorted(uploaded.single - {ALONE})) or "single uploads"
+        covered = ", ".join(sorted(uploaded.means - uploaded.single - {ALONE})) or "the means"
+        fed.warnings.say(
+            f"defence.by = {self.settings.by!r} covers {covered}; the server of "
+            f"{fed.job.algorithm.name} uses {single} as clients send them, attackers too"
+        )
 
     def to_tree(self) -> dict[str, Any]:
         return {call: dict(change) for call, change in self.last.items()}
