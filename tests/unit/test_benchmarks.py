@@ -26,6 +26,7 @@ sys.path[:0] = [str(FOLDER), str(FOLDER / "htfllib")]
 
 import accuracy  # noqa: E402
 import archive  # noqa: E402
+import attacks  # noqa: E402
 import h5py  # noqa: E402
 import methods  # noqa: E402
 import numpy as np  # noqa: E402
@@ -301,6 +302,40 @@ def test_a_study_of_uploads_without_runs_writes_neither_table_nor_picture(tmp_pa
     text = (tmp_path / "compression.md").read_text()
     assert "| 0.500 (2.00 kB) |" in text and "1 of 222 runs. Commits: 0123abcd." in text
     assert "fashion-mnist" not in text
+
+
+def test_attackers_of_a_smaller_share_are_among_those_of_a_larger_one():
+    for seed in attacks.SEEDS:
+        few, many = (attacks.attackers(share, seed) for share in attacks.SHARES)
+        assert len(few) == 2 and len(many) == 6 and few < many
+
+
+def test_the_table_of_attacks_compares_the_same_clients_and_says_how_many_runs_diverged(
+    tmp_path, monkeypatch
+):
+    """Without an attack attackers have 0 and the others 0.5 and 0.7, half of them each: they
+    have 0.6, and lose 0.1 in the only run that did not diverge.
+    """
+    rows = {}
+    for seed in attacks.SEEDS:
+        bad = attacks.attackers(0.3, seed)
+        honest = [k for k in range(attacks.CLIENTS) if k not in bad]
+        values = [0.0 if k in bad else 0.5 if k in honest[::2] else 0.7 for k in range(20)]
+        clean = {"accuracies": values, "accuracy": 0.42, "success": 0.03, "up": 2e3}
+        rows[attacks.key("fedavg", "none", attacks.NOBODY, 0.0, seed)] = clean | {"commit": "01"}
+        rows[attacks.key("fedavg", "none", "alie", 0.3, seed)] = {"diverged": True}
+        rows[attacks.key("fedavg", "median", "alie", 0.3, seed)] = {"diverged": True}
+    score = {"accuracy": 0.5, "worst_tenth": 0.4, "commit": "01"}
+    rows[attacks.key("fedavg", "none", "alie", 0.3, 0)] = score
+    text = "\n".join(attacks.table(rows))
+    assert "| honest at 30%, no attack | 0.600 (0.50) / 0.03 |" in text
+    assert "| 30%, alie | 0.500 (0.40), diverged 2/3 | diverged 3/3 |" in text
+    assert "9 of 1590 runs" in text
+    runs_of_alie = attacks.seeds(rows, "fedavg", "none", "alie", 0.3)
+    assert attacks.cost(rows, "fedavg", runs_of_alie) == pytest.approx(-0.1)
+    monkeypatch.setattr(attacks, "KEPT", tmp_path)
+    attacks.draw(rows)
+    assert (tmp_path / "table.png").exists()
 
 
 def test_the_table_of_precisions_has_differences_of_pairs_with_their_interval(
