@@ -67,7 +67,6 @@ class AFL(RoundBased):
         "weighting": "clients have the weights lambda",
         **{name: unless({"updates": "training"}, why) for name, why in PLAIN_GRADIENT.items()},
     }
-    edges: ClassVar[Any] = ""
 
     lambda_lr: NonNegativeFloat = 0.1
     """Step size of the clients' weights."""
