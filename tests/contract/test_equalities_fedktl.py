@@ -13,6 +13,7 @@ from torch import nn
 from hpcfed.algorithms.data_free.generators import ImageGenerator
 from hpcfed.algorithms.public_data import fedktl
 from hpcfed.algorithms.public_data.fedktl import discrepancy, frame, widen
+from hpcfed.algorithms.public_data.image_decoder import decode
 from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
@@ -151,7 +152,7 @@ def test_latent_vectors_of_principal_components_have_unit_spread():
     coefficients = (x - decoder["mean"]) @ torch.linalg.pinv(decoder["basis"])
     spread = coefficients.T @ coefficients / 31
     assert torch.allclose(spread, torch.eye(31), rtol=0, atol=1e-3)
-    images = fedktl.decode(fed, decoder, coefficients)  # all components: the images themselves
+    images = decode(fed, decoder, coefficients)  # all components: the images themselves
     assert torch.allclose(images.flatten(1), x, rtol=0, atol=1e-3)
     with pytest.raises(ConfigError, match=r"at most 31 principal components\n  set .* = 31"):
         toy.start(Serial(), toy.job("fedktl", "--algorithm.latent", "32"))
