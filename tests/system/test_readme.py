@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from hpcfed import cli
-from hpcfed.algorithms import ALGORITHMS
 from tests import forked, limits
 from tests.mpirun import ROOT, environment
 
@@ -93,10 +92,6 @@ def test_the_batch_script_runs(desk):
     done = shell(script, desk)
     assert done.returncode == 0, done.stderr
     assert (desk / "runs/cluster/results.h5").exists()
-
-
-def test_the_readme_counts_the_methods():
-    assert f"**{len(ALGORITHMS)} methods**" in TEXT
 
 
 def test_the_table_is_that_of_the_committed_runs(tmp_path: Path, capsys):
