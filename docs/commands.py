@@ -10,7 +10,7 @@ INTRO = """
 A run is `hpcfed run [JOB.toml ...] [--field value ...]`, which is `python -m hpcfed.main` by
 another name, under `mpirun` or not; its flags are the [fields of a job](job.md). No other command
 needs MPI.
-Commands that read runs read result files alone, while a run goes on too.
+Commands that read runs read result files alone, also during a run.
 
 Exit statuses, of runs and of commands:
 
@@ -19,8 +19,8 @@ Exit statuses, of runs and of commands:
 | 0 | done; also where ranks died and the others went on |
 | 1 | a bug, with a traceback; a rank's death where `run.on_fault = "stop"`; a failed sweep's run |
 | 2 | a mistake in job, data or files: one message says what, where, which value and what to do |
-| 70 | ended by the watchdog, for no rank got on; go on with `--resume` |
-| 75 | stopped by a signal and saved, by a rank's death or a full disk; go on with `--resume` |
+| 70 | ended by the watchdog, because no rank made progress; continue with `--resume` |
+| 75 | stopped by a signal and saved, by a rank's death or a full disk; continue with `--resume` |
 """
 MANY = {"+": "one or more", "*": "any number"}  # of nargs
 

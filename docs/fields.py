@@ -19,7 +19,7 @@ what: [The job](../job.md).
 
 `data.alpha` is `alpha` below `[data]` in a job file, the flag `--data.alpha`, and
 `HPCFED_DATA__ALPHA` in the environment. Limits hold for each value of a list. On `--resume` some
-fields are *free*: a run that goes on may have other values of them. Those which decide about
+fields are *free*: a run that is continued may have other values of them. Those which decide about
 results *stay*.
 """
 ALGORITHM = """

@@ -12,7 +12,7 @@ from hpcfed.report.figures.registry import FIGURES, PAPERS
 GALLERY = Path(__file__).parent / "pages" / "gallery"
 HEAD = """# Figures
 
-Each is drawn from result files alone, while a run goes on or later, for one run or a hundred; those
+Each is drawn from result files alone, during a run or later, for one run or a hundred; those
 of trained models ask the models in the newest checkpoint. Sweeps may stand for their runs. In
 `curves`, `learning`, `bytes`, `time`, `accuracies` and `halved` runs that differ in the seed alone
 are one line, and in all of these but `curves` those whose data differ make panels; `labels` has a

@@ -182,7 +182,7 @@ def run(
 
 def load(run: str | Path) -> Run:
     """The results of a run, by its folder or its results.h5: a small read-only object, also while
-    the run goes on.
+    the run continues.
     """
     from hpcfed.results.run import Run  # here: `hpcfed list` reads no results
 

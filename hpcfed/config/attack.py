@@ -109,7 +109,7 @@ class Attack(Section):
     """
 
     def number(self, clients: int) -> int:
-        """Return how many of so many clients attack."""
+        """Return the number of attackers.  clients: of the job."""
         return 0 if self.by == "none" else len(self.clients) or round(self.share * clients)
 
     @model_validator(mode="after")

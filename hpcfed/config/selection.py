@@ -44,7 +44,7 @@ class Selection(Section):
     """
     groups: PositiveInt | None = field(None, used_if={"by": "cyclic"})
     """Cyclic: number b of groups; client k takes part in rounds k mod b, b + k mod b, ... only.
-    Default: so many that each has about a cohort, 1 / participation.
+    Default: 1 / participation, so that each group has about one cohort.
     """
     candidates: PositiveInt | None = field(None, used_if={"by": "power-of-choice"})
     """Power of choice: clients drawn by size, of which those with the highest losses train.

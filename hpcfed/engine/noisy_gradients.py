@@ -160,7 +160,7 @@ class NoisyGradients:
         return total
 
     def _of(self, k: int, trainings: Trainings, times: int = 1) -> Gradients:
-        """Return the noisy gradients of client k in trainings that it does so many times."""
+        """Return the noisy gradients of client k in trainings; times: it does each."""
         fed = self.fed
         gradients = Gradients()
         for training, number in trainings[fed.architectures[k], fed.modalities[k]].items():

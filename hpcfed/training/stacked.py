@@ -4,8 +4,14 @@ Each operation of a step is one call for all clients (`torch.func.vmap`). It pay
 small that a step consists mostly of the overhead of calls. A batched product may round differently
 from a single one, and differently for another number of clients. So groups are formed from the
 cohort alone, and each group trains on one rank, which gives the same bits for any number of ranks.
-They differ from the other engines' bits in the last places. Only methods whose clients keep nothing
-can do so, because their clients may be on any rank.
+They differ from the other engines' bits in the last places.
+
+Methods whose clients keep something are not stacked. Weights of a client stay on its rank, and a
+group may be on any rank. Methods with memory (SCAFFOLD, FedDyn, ...) replace `local`: before the
+training they read the memory, which corrects each step or the objective, and afterwards they write
+it, from the model of one client. And turns of a group cannot be replayed alone: if a client fails,
+groups are formed anew, and turns of former groups are done again (`ReplayLog.next`), when the
+memory has changed already.
 """
 
 from __future__ import annotations

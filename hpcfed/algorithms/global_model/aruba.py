@@ -178,7 +178,7 @@ class ARUBA(RoundBased):
     ) -> State:
         """Return the new state from the mean squared moves and mean sums of squared gradients.
 
-        moves, squares: means over so many clients.
+        moves, squares: means over the clients.  clients: their number.
         lr: initial learning rate.
         weights: number of weights that share a rate.
         """

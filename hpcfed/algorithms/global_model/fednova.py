@@ -56,7 +56,7 @@ def counts(momentum: float = 0.0, shrink: float = 0.0) -> Iterator[float]:
 
 
 def count_gradients(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> float:
-    """Return ||a||_1 of so many steps (`counts`); 0 of none.
+    """Return ||a||_1 of a number of steps (`counts`); 0 of none.
 
     Wang et al., NeurIPS 2020.
     """

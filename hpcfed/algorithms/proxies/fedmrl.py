@@ -49,8 +49,8 @@ class FedMRL(AveragedProxy):
     variants: ClassVar[tuple[str, ...]] = (name_variant("fuse"),)
 
     coarse: PositiveInt | None = None
-    """Values of the common model's representation, d_1: a linear layer to so many is added behind
-    its body; none: models.d.
+    """Values of the common model's representation, d_1: a linear layer of this width is added
+    behind its body; none: models.d.
     """
     m: NonNegativeFloat = 1.0
     """Weight of the loss of the common head, which reads the coarse representation."""

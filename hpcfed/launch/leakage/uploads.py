@@ -126,7 +126,7 @@ def one_batch(fed: Federation, client: Client, batch: Shard, steps: int) -> Iter
 def receive(rounds: Rounds, k: int, batch: Shard | None = None, steps: int = 0) -> Received:
     """Return what the server receives of client k in the next round, which is then undone.
 
-    batch, steps: the client takes so many steps on these examples, instead of its turn in the job.
+    batch, steps: the client takes `steps` steps on these examples, instead of its turn in the job.
     Raises ConfigError if the client does not send all that it trains.
     """
     fed, client = rounds.fed, rounds.fed.clients[k]

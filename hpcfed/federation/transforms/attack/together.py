@@ -261,7 +261,7 @@ def positive_root(a: float, b: float, c: float) -> float:
 
 
 def hidden_deviations(n: int, bad: int) -> float:
-    """Return z of ALIE for n clients of a round, of which so many attack.
+    """Return z of ALIE for n clients of a round, of which `bad` attack.
 
     If they are the majority of the round, they hide before one honest client nevertheless.
     """

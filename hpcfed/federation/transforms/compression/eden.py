@@ -26,7 +26,7 @@ from hpcfed.federation.transforms.compression.bits import Reader, pack
 from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape
 
 LONGEST = 2**12  # values of a slice
-PADDED = 1.1  # a slice is at most so many times as long as its values, if it is not very short
+PADDED = 1.1  # length of a slice over its values, at most, if it is not very short
 SHORTEST = 8
 CONVERGED, STEPS = 1e-12, 50  # of Newton's method: largest error of a level, and most steps
 

@@ -47,7 +47,7 @@ class Rule:
     one_mean = False
 
     def least(self, attackers: int) -> int:
-        """Return how many uploads the rule needs to choose among, against so many attackers."""
+        """Return how many uploads the rule needs to choose among, against these attackers."""
         return 1
 
     def choose(self, updates: Comparison) -> Choice:

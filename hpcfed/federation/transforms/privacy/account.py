@@ -79,7 +79,7 @@ class Account:
             return str(error)
 
     def set_noise(self, times: int) -> None:
-        """Find the noise, and how finely to count, for so many releases. Raises ValueError."""
+        """Find the noise, and how finely to count, for a number of releases. Raises ValueError."""
         if self.target:
             self.z = self.calibrate(times)
         self.accountant = self.accountant.for_run(self.z, (self.q, times))
@@ -89,7 +89,7 @@ class Account:
         return turns
 
     def calibrate(self, times: int) -> float:
-        """Return the noise with which so many releases cost the budget. Raises ValueError."""
+        """Return the noise with which `times` releases cost the budget. Raises ValueError."""
         assert self.budget is not None
         return self.accountant.calibrate(self.budget, (self.q, times))
 

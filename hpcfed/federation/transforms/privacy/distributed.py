@@ -350,7 +350,7 @@ class DistributedAccount(Account):
         return round_up(math.exp(brentq(excess, low, high, xtol=1e-7)))
 
     def epsilon(self, sums: Mapping[int, int], z: float) -> float:
-        """Return epsilon of sums with the noise of so many clients each."""
+        """Return epsilon of sums; sums: their number, by the clients whose noise they have."""
         if not sums:
             return 0.0
         try:
