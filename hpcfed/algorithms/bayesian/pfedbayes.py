@@ -100,7 +100,7 @@ class PFedBayes(RoundBased):
             self.receive(client, download)
         loss = partial(self.loss, client, download)
         with LocalSteps(fed, client, t) as steps:
-            gaussians = Gaussians(self, steps, download, client.skeleton.layout.params)
+            gaussians = Gaussians(self, steps, download, steps.optimiser.names)
             for x, y in steps:
                 gaussians.learn(partial(steps.value, loss, x, y), steps.step)
         buffers = client.params(lambda name: not fed.trainable(name))

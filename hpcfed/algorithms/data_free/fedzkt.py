@@ -115,8 +115,7 @@ class FedZKT(RoundBased):
         return value + proximal(model, state, 2 * self.mu) if self.mu else value
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        trained = set(client.skeleton.layout.params)
-        received = client.params(trained.__contains__) if self.mu else Params()
+        received = client.params(fed.trainable) if self.mu else Params()
         self.train(fed, client, received, t)
         return Upload(client.params())
 

@@ -209,11 +209,9 @@ class Harmony(RoundBased):
                 for value, old in zip(encoders, before, strict=True):
                     value.lerp_(old, 1 - self.encoder_rate)
         client.memory[FUSED] = 1
-        params = client.skeleton.layout.params
-        initial = {m: state.under(f"{m}/").pick(encoder_of(m, params)) for m in names}
-        discrepancies = [
-            discrepancy(client.params(encoder_of(m, params)), initial[m]) for m in names
-        ]
+        encoder = {m: encoder_of(m, fed.trainable) for m in names}
+        initial = {m: state.under(f"{m}/").pick(encoder[m]) for m in names}
+        discrepancies = [discrepancy(client.params(encoder[m]), initial[m]) for m in names]
         return Upload(
             classifier=client.params(in_classifier),
             discrepancies=torch.tensor(discrepancies),

@@ -1,6 +1,6 @@
 """The networks of single modalities within a fused model: an encoder each, and the classifier."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from hpcfed import Federation
@@ -42,7 +42,6 @@ def in_network(m: str) -> Callable[[str], bool]:
     return lambda name: m == ALL or in_classifier(name) or name.startswith(f"body.encoders.{m}.")
 
 
-def encoder_of(m: str, params: Iterable[str]) -> Callable[[str], bool]:
+def encoder_of(m: str, trainable: Callable[[str], bool]) -> Callable[[str], bool]:
     """Return a test for names: whether a tensor is a parameter of a modality's encoder."""
-    names = {name for name in params if name.startswith(f"body.encoders.{m}.")}
-    return names.__contains__
+    return lambda name: name.startswith(f"body.encoders.{m}.") and trainable(name)

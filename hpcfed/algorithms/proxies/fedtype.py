@@ -155,8 +155,7 @@ class FedType(WithProxy):
         proxy = fed.initial(self.shared)
         if self.aggregation != "pfedbayes":
             return proxy
-        parameters = fed.store.layout(fed.architectures[0]).params
-        rho = proxy.pick(parameters.__contains__).map(lambda v: torch.full_like(v, self.rho))
+        rho = proxy.pick(fed.trainable).map(lambda v: torch.full_like(v, self.rho))
         return Params({**proxy, **rho.prefixed(RHO)})
 
     def receive(self, client: Client, state: Params) -> None:

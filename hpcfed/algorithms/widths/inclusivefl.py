@@ -101,10 +101,10 @@ class InclusiveFL(RoundBased):
         models, trained = Params(), Params()
         for kind in kin.tiers:
             names = fed.shapes(architecture=kind)
-            models.update(start.pick(names.__contains__).clone().prefixed(f"{kind}/"))
+            weights = start.pick(names.__contains__)
+            models.update(weights.clone().prefixed(f"{kind}/"))
             if self.server_optimiser == "adam":
-                params = set(fed.store.layout(kind).params)
-                trained.update((start.pick(params.__contains__) * 0).prefixed(f"{kind}/"))
+                trained.update((weights.pick(fed.trainable) * 0).prefixed(f"{kind}/"))
         momentum = Params(
             {
                 f"{kind}/{rest}": torch.zeros_like(start[kin.block(0, rest)])
