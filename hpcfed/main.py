@@ -127,7 +127,7 @@ def run_or_abort(comm: Comm, words: Sequence[str], guard: Guard) -> int:
 def job_or_help(words: Sequence[str]) -> Job | str:
     """Return the job of a command line, or the help that it asks for."""
     line = CommandLine.parse(words)
-    return load(words, read_job) if line.topics is None else help.help(line, read_job)
+    return load(line, read_job) if line.topics is None else help.help(line, read_job)
 
 
 def depart(status: int) -> NoReturn:

@@ -89,7 +89,7 @@ class Resolved:
 
 
 def load(
-    argv: Sequence[str],
+    words: Sequence[str] | CommandLine,
     stored: Callable[[Path], dict[str, Any]] = lambda path: {},
     environ: Mapping[str, str] = os.environ,
     arguments: Given = NOTHING,
@@ -97,7 +97,7 @@ def load(
 ) -> Job:
     """Return the checked job of a command line or of a call in Python.
 
-    A command line is `[JOB.toml ...] [--field value ...]`.
+    words: `[JOB.toml ...] [--field value ...]`, or these words parsed.
 
     Precedence: flags, environment (HPCFED_DATA__ALPHA), job files, of which later ones win, preset,
     the method's own defaults of [local], defaults. A preset that flags or the environment name
@@ -108,7 +108,8 @@ def load(
     limited to those that flags, environment or job files name too.
     Raises ConfigError with all mistakes in one message.
     """
-    job = resolve(CommandLine.parse(argv), stored, environ, arguments, only).job
+    line = words if isinstance(words, CommandLine) else CommandLine.parse(words)
+    job = resolve(line, stored, environ, arguments, only).job
     check(job, stored=bool(job.resume))
     return job
 
