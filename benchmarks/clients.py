@@ -132,7 +132,7 @@ def child(flags: list[str], fill: bool) -> None:
     rounds = Rounds(federation(job, Serial(), world(job, Serial())))
     if fill:
         grown(rounds)
-    store = rounds.fed.store.kept
+    store = rounds.fed.store.states
     print(json.dumps({"peak": peak_bytes(), "away": len(store.away)}), flush=True)
     for _ in sys.stdin:
         before, start = store.waited, perf_counter()

@@ -89,7 +89,7 @@ def spilling(report: Findings, case: Case) -> None:
         side = Side.of(case, report.kind, "graphed", "float32", *more)
         for _ in range(2):
             side()
-        states = side.fed.store.kept
+        states = side.fed.store.states
         report.value(f"clients away with {device} GiB on the device, {host} here", len(states.away))
         report.check(
             f"clients leave with {device} GiB, and only then", bool(states.away) == (device == "0")

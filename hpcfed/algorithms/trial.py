@@ -61,11 +61,11 @@ class Counting(Exchange):
 
     def __init__(self, uploaded: UploadedParts, *parts: Any) -> None:
         super().__init__(*parts)
-        self.summed = self.moved = 0
+        self.bytes_summed = self.bytes_moved = 0
         self._uploaded = uploaded
 
     def mean(self, terms: list[Term], *rest: Any, **named: Any) -> Params:
-        self.summed += sum(term.value.nbytes for term in terms)
+        self.bytes_summed += sum(term.value.nbytes for term in terms)
         return super().mean(terms, *rest, **named)
 
     def gather(self, by_client: Mapping[int, Any]) -> dict[int, Any]:
@@ -87,7 +87,7 @@ class Counting(Exchange):
         return super().at_root(by_client)
 
     def _note(self, values: Any) -> None:
-        self.moved += nbytes(values)
+        self.bytes_moved += nbytes(values)
         self._uploaded.move(values)
 
 
@@ -170,7 +170,7 @@ class Measured:
         with trial(self._fed, ids, self._encoded) as fed:
             bytes_, uploads = perform(fed)
             exchange: Any = fed.exchange
-            self.moves = exchange.moved > exchange.summed
+            self.moves = exchange.bytes_moved > exchange.bytes_summed
             self.uploads = max(self.uploads, uploads)
             if fed.trial:
                 self.uploaded.means |= fed.trial.uploaded.means

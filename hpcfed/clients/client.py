@@ -208,10 +208,10 @@ class Extended(Shard):
 
     def __init__(self, local: Shard, generated: Shard):
         self.__dict__ = dict(concat_shards([local, generated]).__dict__)
-        self.own = local
+        self.local = local
 
     def holds(self, other: Shard) -> bool:
-        return self.own.holds(other)
+        return self.local.holds(other)
 
 
 @dataclass(eq=False)
@@ -246,7 +246,7 @@ class Client:
         client's turns counts as a change of the client in this round, after which no turn of it is
         logged; this does not.
         """
-        state = self.store.kept.peek(self.id)
+        state = self.store.states.peek(self.id)
         return state.memory.get(name) if state else None
 
     @property
@@ -341,7 +341,7 @@ class Clients(Mapping[int, Client]):
 
     def __init__(self, placement: list[int], rank: int, make: Callable[[int], Client]):
         self.placement, self.rank, self.make = placement, rank, make
-        self.made: dict[int, Client] = {}
+        self.objects: dict[int, Client] = {}
 
     def __contains__(self, k: object) -> bool:
         return 0 <= k < len(self.placement) and self.placement[k] == self.rank  # type: ignore[operator, call-overload]
@@ -355,11 +355,11 @@ class Clients(Mapping[int, Client]):
     def __getitem__(self, k: int) -> Client:
         if k not in self:
             raise KeyError(k)
-        if k not in self.made:
-            self.made[k] = self.make(k)
-        return self.made[k]
+        if k not in self.objects:
+            self.objects[k] = self.make(k)
+        return self.objects[k]
 
     def trim(self, keep: Collection[int] = ()) -> None:
         """Discard the client objects that were made, if there are many, except these."""
-        if len(self.made) > MADE + len(keep):
-            self.made = {k: self.made[k] for k in keep if k in self.made}
+        if len(self.objects) > MADE + len(keep):
+            self.objects = {k: self.objects[k] for k in keep if k in self.objects}

@@ -67,12 +67,12 @@ def state_store(
     host: LruStore[ClientState] = LruStore(
         folder, resident, ClientState.encode, ClientState.decode, lambda state: state.locked
     )
-    ferry = Transfer(device)
+    transfer = Transfer(device)
     return TieredStore(
         host,
         device_bytes,
-        lambda state: state.map_tensors(ferry.down),
-        lambda state: state.map_tensors(ferry.up),
+        lambda state: state.map_tensors(transfer.down),
+        lambda state: state.map_tensors(transfer.up),
         lambda state: state.nbytes,
     )
 
@@ -110,7 +110,7 @@ class UndoLog:
             return
         self.before.add(k)
         self.store.settle(k)
-        if state := self.store.kept.get(k):
+        if state := self.store.states.get(k):
             self.states.put(k, replace(state, memory=dict(state.memory)))
             self.states.fit(keep=(k,))
 

@@ -79,8 +79,8 @@ class ClientStore:
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
         # architecture -> the client whose weights are in its module
         self.active: dict[str, int] = {}
-        self.kept = state_store(folder, resident, device, device_bytes)
-        self.past = UndoLog(self, state_store(folder / "before", resident, device, 0.0))
+        self.states = state_store(folder, resident, device, device_bytes)
+        self.undo_log = UndoLog(self, state_store(folder / "before", resident, device, 0.0))
         self.weighted: set[int] = set()  # clients that have weights of their own
         # models with the weights from which all clients start; None: each has weights of its own
         self.starts: dict[tuple[str, tuple[int, ...] | None], Skeleton] | None = None
@@ -95,8 +95,10 @@ class ClientStore:
         """
         store = copy(self)
         store.device, store.bases, store.skeletons, store.active = torch.device("cpu"), {}, {}, {}
-        store.kept = state_store(self.kept.folder / "fresh", math.inf, store.device, 0.0)
-        store.past = UndoLog(store, state_store(self.kept.folder, math.inf, store.device, 0.0))
+        store.states = state_store(self.states.folder / "fresh", math.inf, store.device, 0.0)
+        store.undo_log = UndoLog(
+            store, state_store(self.states.folder, math.inf, store.device, 0.0)
+        )
         store.weighted = set()
         store.starts = {}
         return store
@@ -212,11 +214,11 @@ class ClientStore:
 
     def activate(self, client: Client) -> Skeleton:
         """Return the module of the client's architecture, with the client's weights in it."""
-        self.past.note(client.id)
+        self.undo_log.note(client.id)
         skeleton = self.skeleton(client.architecture)
         if self.active.get(client.architecture) != client.id:
             self.rest(client.architecture)
-            state = self.kept.get(client.id)
+            state = self.states.get(client.id)
             if state and state.weights is not None:
                 skeleton.load(state.weights)
                 state.weights = None
@@ -231,22 +233,22 @@ class ClientStore:
         k = self.active.pop(architecture, None)
         if k is not None:
             self.entry(k).weights = self.skeleton(architecture).flat.clone()
-            self.kept.fit(keep=self.active.values())
+            self.states.fit(keep=self.active.values())
 
     def own(self, k: int) -> ClientState:
         """Return the state of client k, which the caller may change."""
-        self.past.note(k)
+        self.undo_log.note(k)
         return self.entry(k)
 
     def entry(self, k: int) -> ClientState:
-        state = self.kept.get(k)
+        state = self.states.get(k)
         if state is None:
-            self.kept.put(k, state := ClientState())
+            self.states.put(k, state := ClientState())
         return state
 
     def arrange(self, k: int) -> None:
         """Put all that client k remembers into row-major order, see `row_major`."""
-        state = self.kept.peek(k)
+        state = self.states.peek(k)
         if state and state.memory:
             state.memory = row_major(state.memory)
 
@@ -256,7 +258,7 @@ class ClientStore:
         The weights are None if the client has none of its own yet.
         """
         self.settle(k)
-        state = self.kept.peek(k) or ClientState()
+        state = self.states.peek(k) or ClientState()
         return {"weights": state.weights, "memory": state.memory}
 
     def settle(self, k: int) -> None:
@@ -276,36 +278,36 @@ class ClientStore:
             state.weights = flat.to(self.device)
             self.weighted.add(k)
         state.memory = state.memory if memory is None else on_device(memory, self.device)
-        self.kept.fit(keep=self.active.values())
+        self.states.fit(keep=self.active.values())
 
     def drop(self, *ks: int) -> None:
         """Remove these clients' weights; the clients would start from their initial ones again."""
         self.active = {a: active for a, active in self.active.items() if active not in ks}
         self.weighted.difference_update(ks)
-        for k in [k for k in ks if k in self.kept]:
+        for k in [k for k in ks if k in self.states]:
             state = self.entry(k)
             state.weights = None
             if not state.memory:
-                self.kept.drop(k)
+                self.states.drop(k)
 
     def forget(self, k: int) -> None:
         """Remove all state of client k."""
-        self.kept.drop(k)
+        self.states.drop(k)
         self.drop(k)
 
     def __contains__(self, k: int) -> bool:
         """Return whether this client has state of its own."""
-        return k in self.kept or k in self.weighted
+        return k in self.states or k in self.weighted
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the ids of the clients that have state of their own."""
-        return iter(sorted({*self.kept, *self.weighted}))
+        return iter(sorted({*self.states, *self.weighted}))
 
     def prefetch(self, ks: Iterable[int]) -> None:
         """Load these clients' states into memory in the background."""
-        self.kept.prefetch(ks)
+        self.states.prefetch(ks)
 
     def close(self) -> None:
         """Remove all state, and the files."""
-        self.past.states.close()
-        self.kept.close()
+        self.undo_log.states.close()
+        self.states.close()

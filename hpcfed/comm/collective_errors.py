@@ -41,9 +41,9 @@ def common_error(failures: dict[int, Any], ranks: int) -> HpcfedError:
     It names the rank unless that is rank 0 or all ranks have the same message.
     failures: by rank, the name of the error's class, its message, and whether it may pass.
     """
-    first = min(failures)
-    name, message, again = failures[first]
-    alike = first == 0 or [report[1] for report in failures.values()] == ranks * [message]
-    error: HpcfedError = getattr(errors, name)(message if alike else f"rank {first}: {message}")
+    lowest = min(failures)
+    name, message, again = failures[lowest]
+    alike = lowest == 0 or [report[1] for report in failures.values()] == ranks * [message]
+    error: HpcfedError = getattr(errors, name)(message if alike else f"rank {lowest}: {message}")
     error.again = again
     return errors.everywhere(error)

@@ -17,13 +17,13 @@ Arrays = dict[str, np.ndarray]
 class Into(Protocol):
     """The target of a sum: where totals are stored, and how they are finished.
 
-    arrays: of the sum's shapes, float32 or float64; all but the first `first` have one type.
-    first: the number of arrays that are needed to finish the others; they are complete before any
+    arrays: of the sum's shapes, float32 or float64; all but the first `n_first` have one type.
+    n_first: the number of arrays that are needed to finish the others; they are complete before any
     of those is finished.
     """
 
     arrays: list[np.ndarray]
-    first: int
+    n_first: int
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
         """Convert part of array i's totals, [m] float64 from flat position `start`, for storage.

@@ -100,8 +100,8 @@ class RankFailures:
         """Return whether all ranks pass `fine` and none has died; the same answer on all ranks."""
         answer = np.array([fine], np.int32)
         try:
-            asked = self._world.Iagree(answer)
-            while not asked.Test():
+            request = self._world.Iagree(answer)
+            while not request.Test():
                 if self._failed():
                     self._revoke()  # a rank may wait in a collective for one that is here already
                 time.sleep(0)

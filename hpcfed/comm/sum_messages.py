@@ -65,7 +65,7 @@ class Ways(NamedTuple):
 class Totals:
     """The totals themselves as float64 arrays: the default target of `Comm.sum`."""
 
-    first = 0
+    n_first = 0
 
     def __init__(self, shapes: Shapes):
         self.arrays = [np.empty(shape) for shape in shapes]
@@ -89,7 +89,7 @@ def exact_sum(
     small = ways.highest(np.concatenate([rows.largest(shapes, factors), counts]))
     n = int(small[len(shapes) :].sum())
     scales = [scale(float(peak), max(n, rows.expected)) for peak in small[: len(shapes)]]
-    for group in groups([array.size for array in into.arrays], into.first):
+    for group in groups([array.size for array in into.arrays], into.n_first):
         size = sum(into.arrays[i].size for i in group)
         message = Message(ways, n, scales, into, rows, size, into.arrays[group[-1]].dtype)
         for i in group:
@@ -172,7 +172,7 @@ class Message:
         make = ways.buffers if self.lines > 1 else private_buffers
         self.sent, self.got, self.line, self.done = make(self.lines, self.width + 1, dtype)
         self.total, buffer = np.empty((WORK, self.width + 1))  # once: new memory is slow
-        self.own = rows.lines(self.sent, buffer)  # what this rank contributes
+        self.contribution = rows.lines(self.sent, buffer)  # of this rank
         self.rows, self.used, self.pieces = len(rows), 0, list[Piece]()
 
     def add(self, i: int, values: Sequence[Any], factors: Sequence[float]) -> None:
@@ -186,7 +186,7 @@ class Message:
             stop = min(size, start + self.width - at)
             piece = Piece(i, start, stop, line, at)
             columns, stretches = slice(at, at + stop - start), [v[start:stop] for v in values]
-            self.own.put(line, columns, stretches, factors, self.scales[i])
+            self.contribution.put(line, columns, stretches, factors, self.scales[i])
             self.pieces.append(piece)
             self.used, start = self.used + stop - start, stop
             if self.used == self.lines * self.width:
@@ -195,7 +195,7 @@ class Message:
     def send(self) -> None:
         """Add up, finish and store the values in the message, and empty it."""
         if self.pieces:
-            self.own.complete(self.pieces[-1].line + 1)
+            self.contribution.complete(self.pieces[-1].line + 1)
         self.sent[:, -1] = self.rows
         if self.pieces:
             self.alone() if self.lines == 1 else self.reduce_lines()

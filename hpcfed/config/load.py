@@ -233,12 +233,12 @@ def layers_of(
         refuse_import([name], only.names, only.where, only.method)
     lower = drop_other_method(lower[::-1], {"algorithm": {"name": name}})[::-1]
 
-    asked = text_at(upper, "preset")  # over job files; one that they name lies under them
-    preset_name = asked or text_at(lower, "preset") or "paper"
+    override = text_at(upper, "preset")  # over job files; one that they name lies under them
+    preset_name = override or text_at(lower, "preset") or "paper"
     data = text_at([*upper, *lower], "data.name") or Data().name
     preset = Layer(f"preset {preset_name}", read_preset(preset_name, name, data))
     # a stored job already contains its preset, and the values that override it
-    lower = [preset, *lower] if asked and (named or not resume) else [*lower, preset]
+    lower = [preset, *lower] if override and (named or not resume) else [*lower, preset]
 
     return Sources([layer for layer in (*upper, *lower) if layer.values], name, only)
 

@@ -58,11 +58,11 @@ class CommandLine:
     def parse(cls, words: Iterable[str]) -> CommandLine:
         """Return the words in order. Raises ConfigError for a word without a meaning."""
         files, flags, topics = list[Path](), dict[str, Flag](), list[str]()
-        asked, takes = False, "file"  # takes: what a word that begins with no -- would be
+        wants_help, takes = False, "file"  # takes: what a word that begins with no -- would be
         for word in words:
             head, equals, value = word.partition("=")
             if head in HELP:
-                asked, takes = True, "topic"
+                wants_help, takes = True, "topic"
                 topics += [value.removeprefix("--")] * bool(equals)
             elif word.startswith("--"):
                 last = read_flag(head, value if equals else None)
@@ -76,7 +76,7 @@ class CommandLine:
                 topics.append(word)
             else:
                 raise ConfigError(stray(word))
-        return cls(tuple(files), flags, tuple(topics) if asked else None)
+        return cls(tuple(files), flags, tuple(topics) if wants_help else None)
 
     def layer(self) -> Layer:
         """Return the values as they are typed, and true or false of switches.

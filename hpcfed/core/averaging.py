@@ -61,11 +61,11 @@ class Quotients:
             [sum(map(padded, shapes))], torch.float32 if float32 else torch.float64, self.device
         )
         self.means = [view.numpy() for view in self.views(self.flat)]
-        self.arrays, self.first = self.weights + self.means, len(self.weights)
+        self.arrays, self.n_first = self.weights + self.means, len(self.weights)
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
         """Divide a section of totals by its weights; where the weight is 0, keep the old value."""
-        if i < self.first:
+        if i < self.n_first:
             return
         weight = self.weight(i, start, len(total))
         positive = weight > 0
@@ -77,14 +77,14 @@ class Quotients:
 
     def weight(self, i: int, start: int, n: int) -> np.ndarray:
         """Return the weights of n totals of array i from flat position `start`: one, or [n]."""
-        j = i - self.first
-        weight = self.weights[j % self.first]
+        j = i - self.n_first
+        weight = self.weights[j % self.n_first]
         full = np.broadcast_to(weight, self.means[j].shape)
         return weight.reshape(()) if weight.size == 1 else full.flat[start : start + n]
 
     def old(self, i: int, start: int, n: int) -> np.ndarray:
         """Return the n values that the means of array i replace, from flat position `start`."""
-        value = list(self.keep.values())[i - self.first].detach().reshape(-1)
+        value = list(self.keep.values())[i - self.n_first].detach().reshape(-1)
         return _numpy(value[start : start + n])
 
     def views(self, flat: Tensor) -> list[Tensor]:
@@ -114,7 +114,7 @@ class Row(Sequence[np.ndarray]):
         self.value, self.weight, self.at = term
         self.factor = 1.0 if isinstance(self.weight, Params) else float(self.weight)
         self.names, self.per, self.keep = list(keep), per, keep
-        self.first = 1 if per == "mean" else len(self.names)  # number of arrays that are weights
+        self.n_first = 1 if per == "mean" else len(self.names)  # number of arrays that are weights
         if unknown := [name for name in self.value if name not in keep]:
             raise KeyError(f"mean: no tensor {unknown[0]!r} among {self.names}")
         if per == "mean" and (
@@ -125,7 +125,7 @@ class Row(Sequence[np.ndarray]):
             )
 
     def __len__(self) -> int:
-        return self.first + len(self.names)
+        return self.n_first + len(self.names)
 
     def __getitem__(self, i: int) -> np.ndarray:  # type: ignore[override]  # no slices
         name, is_weight = self.entry(i)
@@ -154,8 +154,8 @@ class Row(Sequence[np.ndarray]):
 
     def entry(self, i: int) -> tuple[str, bool]:
         """Return the name of array i, and whether the array is a weight."""
-        is_weight = i < self.first
-        return self.names[i if is_weight else i - self.first], is_weight
+        is_weight = i < self.n_first
+        return self.names[i if is_weight else i - self.n_first], is_weight
 
     def shape(self, name: str, is_weight: bool) -> tuple[int, ...]:
         """Return the shape of the mean, or of its weights."""

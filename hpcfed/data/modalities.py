@@ -25,7 +25,7 @@ Set = tuple[str, ...]  # modalities of one client, in the order of the data set
 class Held(NamedTuple):
     """Modalities of each client, and those of them that its training examples have."""
 
-    own: tuple[Set, ...]
+    clients: tuple[Set, ...]
     train: tuple[Set, ...]
 
 

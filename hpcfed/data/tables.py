@@ -587,8 +587,8 @@ def hold_out_of_clients(
     examples, tests = (
         np.bincount(users[rows], minlength=users.max() + 1) for rows in (order, test)
     )
-    first = np.unique(users[test], return_index=True)[1]
-    return np.delete(test, first[(examples == tests)[users[test[first]]]])
+    first_rows = np.unique(users[test], return_index=True)[1]
+    return np.delete(test, first_rows[(examples == tests)[users[test[first_rows]]]])
 
 
 def new_categories(part: Table, columns: Sequence[Column]) -> list[str]:

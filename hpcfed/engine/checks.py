@@ -81,8 +81,8 @@ def metrics(job: Job, data: DataSet) -> tuple[str, ...]:
 def check_classes(job: Job, data: DataSet) -> None:
     """Raise ConfigError if the job needs data whose examples have classes, and these have none."""
     method, task = job.algorithm, data.task
-    weights, given = job.local.weights, job.local.class_weights == "given"
-    if given and task.has_classes and len(weights) != len(data.classes):
+    weights, from_job = job.local.weights, job.local.class_weights == "given"
+    if from_job and task.has_classes and len(weights) != len(data.classes):
         raise ConfigError(
             f"local.class_weights = 'given', and local.weights has {len(weights)} numbers, but "
             f"{data.name} has {len(data.classes)} classes ({join_few(data.classes, 8)}); give one "

@@ -98,7 +98,7 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
     shape, classes, d = data.shape, len(data.classes), job.models.d
     checks.check_models([*job.models.mix, *filter(None, [job.models.server])], data)
     architectures = assign(
-        job, shape, classes, data.modalities, client_modalities.own if client_modalities else ()
+        job, shape, classes, data.modalities, client_modalities.clients if client_modalities else ()
     )
     kinds = sorted(set(architectures))
     checks.check_models(kinds, data)

@@ -80,7 +80,7 @@ def inputs(facts: World) -> dict[str, Any]:
         "std": write_numbers(data.std),
         "vocabulary": data.vocabulary,
         "encoder": data.encoder.plain(),
-    } | ({"modalities": modalities(facts)} if facts.held else {})
+    } | ({"modalities": modalities(facts)} if facts.modalities else {})
 
 
 def client_names(job: Job, facts: World) -> list[str]:
@@ -99,9 +99,11 @@ def client_names(job: Job, facts: World) -> list[str]:
 
 def modalities(facts: World) -> list[list[str]]:
     """Return the names of each client's modalities; [] for more than LISTED clients."""
-    assert facts.held is not None
+    assert facts.modalities is not None
     return (
-        [list(of_client) for of_client in facts.held.own] if len(facts.held.own) <= LISTED else []
+        [list(of_client) for of_client in facts.modalities.clients]
+        if len(facts.modalities.clients) <= LISTED
+        else []
     )
 
 

@@ -139,9 +139,9 @@ def partition(facts: World, placement: list[int]) -> Table:
     counts = facts.rows.counts(facts.data.train.y, facts.data.task, len(facts.data.classes))
     if not facts.data.task.categories:
         counts = counts[:, :0]
-    few = counts.shape[1] <= WIDE
-    shown = counts if few else (counts > 0).sum(1, keepdims=True)
-    heads = [f">{c}" for c in range(counts.shape[1])] if few else [">classes"]
+    narrow = counts.shape[1] <= WIDE
+    shown = counts if narrow else (counts > 0).sum(1, keepdims=True)
+    heads = [f">{c}" for c in range(counts.shape[1])] if narrow else [">classes"]
     rows = [
         (
             k,

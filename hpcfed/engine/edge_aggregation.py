@@ -199,7 +199,8 @@ class SynchronousEdges(EdgeServers):
         deadline: virtual seconds.
         """
         link, down, up = self.map, 0, 0
-        asked = self.fed.choice.nbytes  # part of each client's upload that is not part of the sum
+        # part of each client's upload that is not part of the sum
+        report_bytes = self.fed.choice.nbytes
         for e, ks in link.split([*took]).items():
             size = max(bytes_[k][0] for k in ks)
             if size and not self.served[e]:
@@ -207,8 +208,8 @@ class SynchronousEdges(EdgeServers):
                 self.served[e], down = True, down + size
             seconds = [took[k] for k in ks]
             self.clocks[e] += max([*seconds, deadline] if {*ks} & {*lost} else seconds)
-            self.sends[e] = max(self.sends[e], *(bytes_[k][1] - asked for k in ks))
-            up += asked * sum(k not in lost for k in ks)
+            self.sends[e] = max(self.sends[e], *(bytes_[k][1] - report_bytes for k in ks))
+            up += report_bytes * sum(k not in lost for k in ks)
         if self.due(t):
             for e in np.flatnonzero(self.sends).tolist():
                 self.clocks[e] += link.transfer(e, self.sends[e])

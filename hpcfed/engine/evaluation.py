@@ -123,7 +123,7 @@ class Evaluation:
 
         They are those of `after`, before the server has a new state.
         """
-        with self.fed.store.past.set_recording(False):
+        with self.fed.store.undo_log.set_recording(False):
             ours = sorted(self.cohort.intersection(ks))
             validate = not self.validates_received
             return {client.id: self._score(client, state, validate) for client in self._mine(ours)}

@@ -41,11 +41,11 @@ class EdgeCoordinator(Coordinator):
     """
 
     def __init__(self, coordinators: Sequence[Coordinator], edge_map: EdgeMap) -> None:
-        self.own, self.map = coordinators, edge_map
+        self.coordinators, self.map = coordinators, edge_map
 
     @property
     def buffers(self) -> bool:  # type: ignore[override]  # as each of them has it
-        return self.own[0].buffers
+        return self.coordinators[0].buffers
 
     def begin(self, k: int, now: float, most: int) -> int:
         return self.of(k).begin(k, now, most)
@@ -54,17 +54,17 @@ class EdgeCoordinator(Coordinator):
         return self.of(job.client).end(job)
 
     def close(self, fed: Federation, state: State, group: int) -> State:
-        return self.own[0].close(fed, state, group)
+        return self.coordinators[0].close(fed, state, group)
 
     def of(self, k: int) -> Coordinator:
         """Return the coordinator at the edge of client k."""
-        return self.own[int(self.map.of[k])]
+        return self.coordinators[int(self.map.of[k])]
 
     def to_tree(self) -> dict[str, Any]:
-        return {str(e): one.to_tree() for e, one in enumerate(self.own)}
+        return {str(e): one.to_tree() for e, one in enumerate(self.coordinators)}
 
     def from_tree(self, tree: dict[str, Any]) -> None:
-        for e, one in enumerate(self.own):
+        for e, one in enumerate(self.coordinators):
             one.from_tree(tree[str(e)])
 
 

@@ -35,7 +35,7 @@ class Claim:
     def __init__(self) -> None:
         self.world = ""
         self.lock: Lock | None = None  # on rank 0
-        self.made: list[Path] = []  # folders that this process has made
+        self.new_folders: list[Path] = []  # folders that this process has made
 
     def enter(self, job: Job, comm: Comm) -> Path:
         """Make the folder and lock it on rank 0, before anything is written to it; collective.
@@ -52,7 +52,7 @@ class Claim:
         if self.lock:
             return self.lock.run
         folder, self.world = of(job), self.world or secrets.token_hex(16)
-        self.made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+        self.new_folders = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
         make(folder)
         lock = Lock(folder, self.world)
         try:
@@ -95,7 +95,7 @@ class Claim:
     def unmake(self) -> None:
         """Remove the folders that this process has made, if they are empty."""
         with suppress(OSError):
-            for path in self.made:
+            for path in self.new_folders:
                 path.rmdir()
 
 

@@ -42,7 +42,7 @@ class Loop:
     ):
         self.rounds, self.folder, self.course = rounds, folder, course
         self.rank_log = rank_log
-        self.job, self.comm, self.first = rounds.fed.job, rounds.fed.comm, rounds.t
+        self.job, self.comm, self.first_round = rounds.fed.job, rounds.fed.comm, rounds.t
         self.rebalances = self.job.run.rebalance > 0  # until it has been done
         self.output = Output(rounds, results, progress, log, course, callback)
         self.checkpoints = Checkpoints(rounds, folder, results, course)
@@ -85,7 +85,7 @@ class Loop:
                 checkpoints.save()
             if flags["stop"] and not rounds.over:
                 return self.stop_for_signal()
-            if self.rebalances and rounds.t - self.first >= self.job.run.rebalance:
+            if self.rebalances and rounds.t - self.first_round >= self.job.run.rebalance:
                 self.rebalance()
         if checkpoints.saved_t < rounds.t:
             checkpoints.save()

@@ -240,7 +240,7 @@ class Rounds:
                     opened = self._open(t)
                     # edges without clients in this round are aggregated, and noise is added, too
                     if opened.cohort or fed.edges or (fed.rule and fed.rule.empty_cohorts):
-                        with fed.store.past.set_recording():
+                        with fed.store.undo_log.set_recording():
                             self.state = self._round(opened)
                             self.schedule.report(opened.cohort)
                     return self._close(opened, start, flags)
@@ -261,7 +261,7 @@ class Rounds:
             return arranged(state, self.fed.device)
         except SumFailed as failure:
             self._keep_state(f"round {self.t + 1}", failure)
-            self.fed.store.past.undo()
+            self.fed.store.undo_log.undo()
             opened.early.clear()
             return self.state
 
@@ -333,7 +333,7 @@ class Rounds:
         cohort = self.begin(t)
         evaluation.begin(cohort, t)
         fed.clock.heartbeat.expect(len(evaluation.cohort))
-        if fed.store.kept.away:
+        if fed.store.states.away:
             fed.store.prefetch(k for k in self.schedule.next_clients(t) if k in fed.clients)
         last = t + 1 == fed.job.rounds or bool(fed.account and fed.account.may_end)
         due = last or (t + 1) % evaluate.every == 0
@@ -371,7 +371,7 @@ class Rounds:
         columns |= self._close_transforms(cohort)
         failures = fed.replay.left
         fed.replay.clear()
-        fed.store.past.clear()
+        fed.store.undo_log.clear()
         evaluation.forget(*fed.store)
         fed.clients.trim()
         self.t += 1
@@ -411,7 +411,7 @@ class Rounds:
     def _undo(self, state: State, time: Row, stale: np.ndarray) -> None:
         """Restore this rank's state from before the round, except for the replay log."""
         self.fed.turns.meanwhile = lambda: None
-        self.fed.store.past.undo()
+        self.fed.store.undo_log.undo()
         self.state, self.evaluation.stale = state, stale.copy()
         self.schedule.from_tree(time)
 

@@ -45,7 +45,7 @@ class Metrics:
         self.last: Measured = {}  # of clients that have not trained since
         # [K, 3]: main metric, loss and number of the examples that each client holds out
         wanted = fed.job.evaluate.validation > 0
-        self.held = np.full((fed.K, 3), np.nan) if wanted else None
+        self.validation = np.full((fed.K, 3), np.nan) if wanted else None
 
     def gather(self, phases: Mapping[str, Scores]) -> dict[str, Measured]:
         """Gather all ranks' scores by phase, with the metrics of each client; collective.
@@ -111,13 +111,13 @@ class Metrics:
         client without test examples, which has none, is scored by this set alone.
         due: whether the round is evaluated; if not, all values are nan.
         """
-        if self.held is None:
+        if self.validation is None:
             return {}
         mine = {k: score.validation for k, score in new.items() if score.validation}
         for k, validation in (self.fed.comm.gather(mine) if due else {}).items():
-            self.held[k], stale[k] = validation, False
+            self.validation[k], stale[k] = validation, False
         valid = ~stale[ids, None] if due else False
-        metric, loss, n = np.where(valid, self.held[ids], np.nan).T
+        metric, loss, n = np.where(valid, self.validation[ids], np.nan).T
         main = self.fed.task.main
         row = {f"clients/{main}_validation": metric, "clients/loss_validation": loss}
         if self.counted:
@@ -167,8 +167,8 @@ class Metrics:
         It is {} if nothing has been measured.
         """
         tree: dict[str, Any] = {}
-        if self.held is not None:
-            tree["validation"] = self.held.copy()
+        if self.validation is not None:
+            tree["validation"] = self.validation.copy()
         if self.last:
             tree["answers"] = answers_to_tree(self.last)
         at_end = {phase: answers_to_tree(of) for phase, of in self.at_end.items() if of}
@@ -176,8 +176,8 @@ class Metrics:
 
     def from_tree(self, tree: Mapping[str, Any]) -> None:
         """Restore the state that `to_tree` returned."""
-        if self.held is not None and "validation" in tree:
-            self.held = np.array(tree["validation"])
+        if self.validation is not None and "validation" in tree:
+            self.validation = np.array(tree["validation"])
         self.last = answers_from_tree(tree["answers"]) if "answers" in tree else {}
         self.at_end = {phase: answers_from_tree(of) for phase, of in tree.get("at_end", {}).items()}
 

@@ -88,7 +88,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         device=device,
         gpu=Gpu(choice.share, choice.ranks),
         pool=cache(partial(make_pool_client, world, store, device, job)),
-        modalities=lambda: world.held.train if world.held else (),
+        modalities=lambda: world.modalities.train if world.modalities else (),
         edges=world.edges,
     )
     store.stateless = not keeps_weights(job.algorithm, fed)

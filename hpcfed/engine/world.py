@@ -41,7 +41,7 @@ class World:
     profiles: the clients' devices and network, in virtual time.
     metrics: names of what evaluation measures.
     folder: of the run.
-    held: modalities of each client, if there are several.
+    modalities: modalities of each client, if there are several.
     held_out: [K], rows of the training split that each client holds out for validation; (): none.
     edges: edge server of each client, if there are edge servers.
     checksums: of the files of weights that models start from, by architecture.
@@ -61,7 +61,7 @@ class World:
     profiles: Profiles
     metrics: tuple[str, ...]
     folder: Path
-    held: Held | None = None
+    modalities: Held | None = None
     held_out: tuple[np.ndarray, ...] = ()
     edges: EdgeMap | None = None
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +99,9 @@ class World:
             train, test = (Shard.of_split(s, device) for s in self.partition.client_data(k))
             return train, test, None
         rows = self.partition
-        modalities, trained = (self.held.own[k], self.held.train[k]) if self.held else (None, None)
+        modalities, trained = None, None
+        if self.modalities:
+            modalities, trained = self.modalities.clients[k], self.modalities.train[k]
         validation = self.held_out[k] if self.held_out else None
         return (
             self.shard(k, "train", rows.train[k], device, trained),
@@ -144,7 +146,7 @@ class World:
         """
         rows = None if self.many else (self.rows.train, self.rows.test, self.rows.public)
         profiles = {name: compact(v) for name, v in vars(self.profiles).items() if name != "trace"}
-        trace, edges, modalities = self.profiles.trace, self.edges, self.held
+        trace, edges, modalities = self.profiles.trace, self.edges, self.modalities
         return {
             "partition": rows,
             "public": self.public,
@@ -153,7 +155,7 @@ class World:
             "profiles": profiles | {"trace": trace and dict(vars(trace))},
             "metrics": self.metrics,
             "folder": str(self.folder),
-            "held": modalities and [to_codes(modalities.own), to_codes(modalities.train)],
+            "modalities": modalities and [to_codes(modalities.clients), to_codes(modalities.train)],
             "held_out": self.held_out,
             "edges": edges and dict(vars(edges)),
             "checksums": dict(self.checksums),
@@ -168,7 +170,7 @@ class World:
         cls, job: Job, tree: dict[str, Any], data: DataSet, other: DataSet | None = None
     ) -> World:
         """Return the world of `to_tree` over these data sets (see `hpcfed.engine.decide.read`)."""
-        rows, modalities, edges = tree.pop("partition"), tree["held"], tree["edges"]
+        rows, modalities, edges = tree.pop("partition"), tree["modalities"], tree["edges"]
         partition = Partition(*rows) if rows else population(job)
         public = (other or data).train  # with the true labels
         profiles, trace = tree["profiles"], tree["profiles"].pop("trace")
@@ -182,7 +184,8 @@ class World:
             "folder": Path(tree["folder"]),
             "shift": job.shift,
             "seed": job.seed,
-            "held": modalities and Held(*(from_codes(one, job.clients) for one in modalities)),
+            "modalities": modalities
+            and Held(*(from_codes(one, job.clients) for one in modalities)),
             "edges": edges and EdgeMap(**edges),
             "edge_cases": tree["edge_cases"] and EdgeCases(*tree["edge_cases"]),
         }

@@ -91,18 +91,18 @@ class DeviceLines(Lines):
 
     def __init__(self, sent: np.ndarray, device: torch.device):
         self.sent = torch.from_numpy(sent)  # the same memory
-        self.own = torch.zeros(sent.shape, dtype=torch.float64, device=device)
+        self.on_device = torch.zeros(sent.shape, dtype=torch.float64, device=device)
         self.buffer = torch.zeros(sent.shape[1], dtype=torch.float64, device=device)
         self.host = host_buffer(sent.shape, torch.float64, device)
 
     def put(
         self, line: int, columns: slice, values: Sequence[Any], factors: Sequence[float], s: int
     ) -> None:
-        quantise(self.own[line, columns], values, factors, s, self.buffer)
+        quantise(self.on_device[line, columns], values, factors, s, self.buffer)
 
     def complete(self, n: int) -> None:
         """Copy the first n lines to the host."""
-        self.sent[:n] = self.host[:n].copy_(self.own[:n])
+        self.sent[:n] = self.host[:n].copy_(self.on_device[:n])
 
 
 def quantise(

@@ -76,7 +76,7 @@ class ReplayLog:
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
         # turns requested by each client since the last start of the round
-        self.given: dict[int, int] = {}
+        self.requests: dict[int, int] = {}
         # failures of clients of all ranks, as in `Entry.failures`
         self.left: dict[int, dict[int, tuple[str, str]]] = {}
         self.exchanges = 0  # since the round was last begun
@@ -90,7 +90,7 @@ class ReplayLog:
 
     def begin(self) -> None:
         """Begin the round, or repeat it."""
-        self.given, self.exchanges, self.news = {}, 0, False
+        self.requests, self.exchanges, self.news = {}, 0, False
         self.streams, self.uploads = 0, Counter()
 
     def clear(self) -> None:
@@ -102,8 +102,8 @@ class ReplayLog:
 
         group: the clients of the turn. A completed turn with another group is discarded.
         """
-        turns, i = self.turns(k), self.given.get(k, 0)
-        self.given[k] = i + 1
+        turns, i = self.turns(k), self.requests.get(k, 0)
+        self.requests[k] = i + 1
         if i < len(turns) and turns[i].group != group:
             del turns[i:]
         return turns[i] if i < len(turns) else None

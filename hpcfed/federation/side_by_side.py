@@ -77,8 +77,8 @@ class SideBySide:
         sections = [s for s in sections_of(self._keep, self._per) if only(s.name)]
         parcels = list(in_parcels(sections))
         cutters = {e: Cutter(term, self._keep) for e, term in self.mine.items()}
-        for first in range(0, len(parcels), comm.size):
-            batch, received = parcels[first : first + comm.size], dict[int, list]()
+        for start in range(0, len(parcels), comm.size):
+            batch, received = parcels[start : start + comm.size], dict[int, list]()
             with clock("communicate"):
                 for owner, parcel in enumerate(batch):
                     parts = {e: [c.cut(section) for section in parcel] for e, c in cutters.items()}

@@ -100,19 +100,19 @@ class Turns:
                 turn.values = self._replayed(turn.group, done)  # type: ignore[arg-type]
                 yield turn
                 return
-            past, run = self._store.past, self._job.run
+            undo_log, run = self._store.undo_log, self._job.run
             self._clock.heartbeat.enter("train")
             self._clock.heartbeat.visit(", ".join(f"{c.id} ({c.architecture})" for c in clients))
-            drops = run.on_client_fault == "drop" and past.open
+            drops = run.on_client_fault == "drop" and undo_log.open
             # A turn is logged if nothing else has changed its clients in this round. After an
             # exchange it depends on the participants, which change when a client leaves. A secure
             # sum that fails undoes all turns.
             secure = self._job.secure
-            logged = past.open and past.before.isdisjoint(turn.group)
+            logged = undo_log.open and undo_log.before.isdisjoint(turn.group)
             logged = logged and not (drops and self._replay.exchanges)
             logged = logged and (secure.by == "none" or secure.on_failure == "stop")
             for k in turn.group:
-                past.note(k)
+                undo_log.note(k)
             steady = memory_allocated(self._device)
             try:
                 with self._clock.charged("train"):
@@ -127,7 +127,7 @@ class Turns:
                 return
             for k, value in zip(turn.group, turn.values or (), strict=True) if logged else ():
                 self._replay.of(k).turns.append(Turn(value, copy(self._tallies.get(k)), turn.group))
-                past.drop(k)
+                undo_log.drop(k)
         finally:
             self.active = False
             self._clock.heartbeat.finish(len(turn.group))

@@ -29,7 +29,7 @@ class Call:
     """The arguments of `hpcfed.run`.
 
     files: job files.
-    given: tables of plain values, with higher and with lower priority than the environment.
+    arguments: tables of plain values, with higher and with lower priority than the environment.
     lent: classes and functions that no other process could import, by their names in the job.
     data: arrays and tables that are not written yet; see `store`.
     """
@@ -38,7 +38,7 @@ class Call:
         self.lent: dict[str, Any] = {}
         self.data: list[GivenData] = []
         self.files, table = job_of(job)
-        self.given = Given(self.plain(nested(table)), self.plain(nested(fields)))
+        self.arguments = Given(self.plain(nested(table)), self.plain(nested(fields)))
 
     def store(self, job: Any) -> list[Path]:
         """Check the data of the call against a checked job, and write them where it reads them.

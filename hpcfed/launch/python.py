@@ -98,7 +98,7 @@ def forget_own_models() -> None:
 
 def checked(call: Call, resume: bool | str | Path) -> Any:
     """Return the job, checked as the command checks it."""
-    words, arguments = [str(file) for file in call.files], call.given
+    words, arguments = [str(file) for file in call.files], call.arguments
     with own_folder():
         if resume is True:
             arguments = with_field(arguments, "resume", where_it_is(words, arguments))

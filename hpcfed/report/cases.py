@@ -140,16 +140,16 @@ def axes(
 
 
 def with_machine_columns(
-    runs: list[Run], down: list[str], across: list[str], given: bool
+    runs: list[Run], down: list[str], across: list[str], fixed: bool
 ) -> tuple[list[str], list[str]]:
     """Return the axes, with columns for what differs in the machines of runs of one cell.
 
-    given: whether the columns are given, so that they may not be extended.
+    fixed: whether the columns may not be extended, because the call names them.
     """
     columns = list(across)
     for name in sorted(MACHINE, key=lambda name: order(runs, name)):
         cell = conflicting_values(runs, [*down, *columns], name)
-        if cell and given:
+        if cell and fixed:
             raise shared_cell(name, cell)
         columns += [name] if cell else []
     machine = [name for name in columns if name not in across]
@@ -243,8 +243,8 @@ def code_differs(runs: Iterable[Run]) -> list[str]:
     lines = [f"the runs are of different code: {', '.join(versions)}"] if len(versions) > 1 else []
     by_name: dict[str, set[str]] = {}
     for header in begun:
-        for past in (*header.get("history", []), header):
-            for name, code in past.get("own", {}).items():
+        for part in (*header.get("history", []), header):
+            for name, code in part.get("own", {}).items():
                 by_name.setdefault(name, set()).add(code)
     differ = [name for name, codes in by_name.items() if len(codes) > 1]
     return lines + [f"the code of {name} differs between or within the runs" for name in differ]

@@ -139,9 +139,9 @@ def wilcoxon(differences: np.ndarray) -> float:
     rounded = differences.round(PLACES)
     distinct = rounded.all() and len(np.unique(abs(rounded))) == len(rounded)
     # inf: all signs
-    few = stats.PermutationMethod(n_resamples=np.inf) if len(rounded) <= FEW else "asymptotic"
+    tied = stats.PermutationMethod(n_resamples=np.inf) if len(rounded) <= FEW else "asymptotic"
     return float(
-        stats.wilcoxon(rounded, zero_method="zsplit", method="auto" if distinct else few).pvalue
+        stats.wilcoxon(rounded, zero_method="zsplit", method="auto" if distinct else tied).pvalue
     )
 
 

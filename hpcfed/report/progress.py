@@ -130,19 +130,19 @@ class Rounds(Display):
 
     def __init__(self, job: Job):
         super().__init__(job)
-        self.seen = 0
+        self.rounds = 0
 
     def show(self, record: Record | None) -> None:
         """Show new rounds of the run's record."""
-        if self.job.quiet or record is None or record.rounds <= self.seen:
+        if self.job.quiet or record is None or record.rounds <= self.rounds:
             return
-        start, self.seen = self.seen, record.rounds
+        start, self.rounds = self.rounds, record.rounds
         metric = main_metric(record)
         values = [mean(row) for row in record.column(f"clients/{metric}")]
         loss = [mean(row) for row in record.column("clients/train_loss")]
         last = next((a for a in values[::-1] if not np.isnan(a)), float("nan"))
-        if not self.advance(self.seen, brief(last, loss[-1], metric)):
-            for t in range(start, self.seen):
+        if not self.advance(self.rounds, brief(last, loss[-1], metric)):
+            for t in range(start, self.rounds):
                 self.console.print(
                     f"round {t + 1}/{self.job.rounds}  {brief(values[t], loss[t], metric)}"
                 )

@@ -75,7 +75,7 @@ class Run:
         self.member, self.required = member, required
         self.method_label = self.data_label = self.figure_metric = self.figure_band = ""
         self._fields: Fields | None = None
-        self._seen: object = None
+        self._stamp: object = None
         self._record = record
         self._error: CheckpointError | None = None
         if record is None:
@@ -84,7 +84,7 @@ class Run:
     def refresh(self) -> bool:
         """Read what the run has written since, and return whether there was anything new."""
         current = stamp(self.path)
-        if current == self._seen and self._record:
+        if current == self._stamp and self._record:
             return False
         before = self._record
         try:
@@ -92,11 +92,11 @@ class Run:
         except CheckpointError as error:
             if self.required:
                 raise
-            self._record, self._error, self._seen = None, error, None
+            self._record, self._error, self._stamp = None, error, None
             return before is not None
         for array in (*record.arrays.values(), *stored(record.columns).values()):
             array.setflags(write=False)
-        self._record, self._error, self._seen, self._fields = record, None, current, None
+        self._record, self._error, self._stamp, self._fields = record, None, current, None
         return True
 
     @property

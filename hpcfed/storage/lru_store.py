@@ -45,7 +45,7 @@ class LruStore(Generic[T]):
             decode,
             size,
         )
-        self.held: OrderedDict[int, T] = OrderedDict()  # in memory, the most recently used last
+        self.in_memory: OrderedDict[int, T] = OrderedDict()  # the most recently used last
         self.sizes: dict[int, int] = {}  # of those in memory, when last measured
         self.total = 0  # their sum
         self.used: set[int] = set()  # those that may have grown since
@@ -57,36 +57,36 @@ class LruStore(Generic[T]):
         self.thread: ThreadPoolExecutor | None = None
 
     def __contains__(self, k: int) -> bool:
-        return k in self.held or k in self.away
+        return k in self.in_memory or k in self.away
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted([*self.held, *self.away]))
+        return iter(sorted([*self.in_memory, *self.away]))
 
     def get(self, k: int) -> T | None:
         """Return the value, None if there is none; it becomes the most recently used."""
         if k in self.away:
-            self.held[k] = self.fetch(k)
+            self.in_memory[k] = self.fetch(k)
             self.away.remove(k)
             self.reading.pop(k, None)
-        if k not in self.held:
+        if k not in self.in_memory:
             return None
-        self.held.move_to_end(k)
+        self.in_memory.move_to_end(k)
         self.used.add(k)
-        return self.held[k]
+        return self.in_memory[k]
 
     def put(self, k: int, value: T) -> None:
         """Store this value as the most recently used."""
         self.drop(k)
-        self.held[k] = value
+        self.in_memory[k] = value
         self.used.add(k)
 
     def peek(self, k: int) -> T | None:
         """Return the value for reading only; a value on disk stays there."""
-        return self.fetch(k) if k in self.away else self.held.get(k)
+        return self.fetch(k) if k in self.away else self.in_memory.get(k)
 
     def drop(self, k: int) -> None:
         """Delete the value."""
-        self.held.pop(k, None)
+        self.in_memory.pop(k, None)
         self.total -= self.sizes.pop(k, 0)
         self.used.discard(k)
         self.away.discard(k)
@@ -98,12 +98,12 @@ class LruStore(Generic[T]):
         keep: numbers of values that stay in memory in any case.
         """
         for k in self.used:
-            size = self.size(self.held[k])
+            size = self.size(self.in_memory[k])
             self.total += size - self.sizes.get(k, 0)
             self.sizes[k] = size
         self.used = set()
         if self.total > self.limit:
-            for k in [k for k in self.held if k not in keep]:
+            for k in [k for k in self.in_memory if k not in keep]:
                 self.send(k)
                 if self.total <= self.limit:
                     return
@@ -114,8 +114,8 @@ class LruStore(Generic[T]):
         The others become the most recently used.
         """
         for k in ks:
-            if k in self.held:
-                self.held.move_to_end(k)
+            if k in self.in_memory:
+                self.in_memory.move_to_end(k)
             if k in self.away and k not in self.reading:
                 self.reading[k] = self.order(self.read, k)
 
@@ -127,7 +127,7 @@ class LruStore(Generic[T]):
 
     def send(self, k: int) -> None:
         """Write a value to disk in the background; wait if many writes are pending."""
-        value = self.held[k]
+        value = self.in_memory[k]
         self.drop(k)
         self.away.add(k)
         self.writing.append(self.order(self.write, k, value))

@@ -113,8 +113,8 @@ class Results:
             old = memory or recover(run, needed)
         except DamagedError:
             old = Record({}, {}, {}, 0)
-        past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
-        history = [*old.header.get("history", []), past]
+        part = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
+        history = [*old.header.get("history", []), part]
         results = cls(run, {**header, "history": history}, dict(arrays or {}), warn)
         written = min(rounds, old.rounds)
         results._blocks = [select_rounds(stored(old.columns), 0, written)] if written else []

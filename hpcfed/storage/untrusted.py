@@ -37,14 +37,14 @@ class Budget:
 
     def __init__(self, file: h5py.File):
         self.left = self.size = file_size(file)
-        self.seen: set[int] = set()
+        self.visited: set[int] = set()
 
     def take(self, node: h5py.Group | h5py.Dataset) -> None:
         """Count one group, or the bytes of one array."""
         place = h5py.h5o.get_info(node.id).addr
-        if place in self.seen:
+        if place in self.visited:
             raise DamagedError(f"{where(node)}: exists under several names")
-        self.seen.add(place)
+        self.visited.add(place)
         if isinstance(node, h5py.Dataset):
             self.left -= declared_bytes(node)
             if self.left < 0:

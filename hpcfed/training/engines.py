@@ -172,7 +172,7 @@ class Traced:
         self.by_size: dict[int, Any] = {}  # recordings for this client's batches; None: none
         self.key: Hashable = None  # of the recordings that it may use; None: it is eager
         try:
-            fixed, self.given, self.refill = extract_tensors(loss)
+            fixed, self.loss_tensors, self.refill = extract_tensors(loss)
             names, clip = steps.optimiser.names, steps.optimiser.clip
             self.key = self.verb, fixed, names, clip, settings(steps.model)
         except Unshareable as why:
@@ -183,7 +183,7 @@ class Traced:
         if step is None:
             eager(self.steps, self.loss, x, y)
         else:
-            self.steps.step(*step([*self.given, *flat(x), *flat(y)]))
+            self.steps.step(*step([*self.loss_tensors, *flat(x), *flat(y)]))
 
     def recording(self, x: Any, y: Any) -> Any:
         """Return the recording for batches like this one; None if there can be none."""
@@ -207,8 +207,8 @@ class Traced:
     def record(self, x: Any, y: Any) -> Any:
         """Return a new recording. Raises whatever torch raises if there can be none."""
         steps = self.steps
-        inputs = [*self.given, *flat(x), *flat(y)]
-        objective = with_tensors(steps.fed, self.refill, len(self.given), x, y)
+        inputs = [*self.loss_tensors, *flat(x), *flat(y)]
+        objective = with_tensors(steps.fed, self.refill, len(self.loss_tensors), x, y)
         recording = RecordedStep(steps.skeleton, objective, inputs, steps.optimiser.names)
         compare([recording, self.differentiated(x, y)], inputs, steps)
         return recording
@@ -216,7 +216,7 @@ class Traced:
     def differentiated(self, x: Any, y: Any) -> Differentiated:
         """Return the eager step before its optimiser: (all inputs) -> loss and gradient."""
         steps = self.steps
-        objective = with_tensors(steps.fed, self.refill, len(self.given), x, y)
+        objective = with_tensors(steps.fed, self.refill, len(self.loss_tensors), x, y)
         leaves = [steps.skeleton.parameters[name] for name in steps.optimiser.names]
 
         def step(inputs: Sequence[Tensor]) -> tuple[Tensor, Gradient]:
@@ -256,7 +256,7 @@ class Graphed(Traced):
         if graph is None:
             return eager(self.steps, self.loss, x, y)
         if new:
-            graph.give(self.given)
+            graph.give(self.loss_tensors)
         self.steps.done(graph([*flat(x), *flat(y)]))
 
     def is_often(self, size: int) -> bool:
@@ -272,7 +272,7 @@ class Graphed(Traced):
     def record(self, x: Any, y: Any) -> Graph:
         """Return a graph. Raises whatever torch raises if the step cannot be captured."""
         batch = [*flat(x), *flat(y)]
-        return Graph(self.differentiated(x, y), self.steps.optimiser, self.given, batch)
+        return Graph(self.differentiated(x, y), self.steps.optimiser, self.loss_tensors, batch)
 
 
 def compare(runs: Sequence[Differentiated], inputs: Sequence[Tensor], steps: LocalSteps) -> None:

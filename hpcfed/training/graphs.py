@@ -50,7 +50,7 @@ class Graph:
         own_tensors: Sequence[Tensor],
         batch: Sequence[Tensor],
     ):
-        self.given, self.batch = ([v.clone() for v in part] for part in (own_tensors, batch))
+        self.loss_tensors, self.batch = ([v.clone() for v in part] for part in (own_tensors, batch))
         flat = optimiser.skeleton.flat
         if any(v.device != flat.device for v in (*own_tensors, *batch)):
             raise RuntimeError(
@@ -58,7 +58,7 @@ class Graph:
             )
 
         def step() -> Tensor:
-            value, gradient = differentiated([*self.given, *self.batch])
+            value, gradient = differentiated([*self.loss_tensors, *self.batch])
             optimiser.step(gradient)
             return value
 
@@ -68,11 +68,11 @@ class Graph:
         replayed, eager = (outcome(run, state) for run in (self.replay, step))
         if not all(map(torch.equal, replayed, eager)):
             raise RuntimeError("its replay has other bits than the step itself")
-        check_unchanged(self.given, own_tensors)
+        check_unchanged(self.loss_tensors, own_tensors)
 
     def give(self, own_tensors: Sequence[Tensor]) -> None:
         """Copy in these values of the objective's own tensors."""
-        copy(self.given, own_tensors)
+        copy(self.loss_tensors, own_tensors)
 
     def __call__(self, batch: Sequence[Tensor]) -> Tensor:
         copy(self.batch, batch)

@@ -198,10 +198,10 @@ class Group:
     ):
         self.start = perf_counter()
         self.fed, self.method, self.clients, self.t = fed, method, clients, t
-        self.given = [fed.down(client, method.offer(fed, client, state)) for client in clients]
-        # then the first one serves all clients
-        common = all(down is self.given[0] for down in self.given)
-        pairs = list(zip(clients, self.given, strict=True))[: 1 if common else None]
+        self.downloads = [fed.down(client, method.offer(fed, client, state)) for client in clients]
+        # then one serves all clients
+        common = all(down is self.downloads[0] for down in self.downloads)
+        pairs = list(zip(clients, self.downloads, strict=True))[: 1 if common else None]
         skeleton, key = fed.store.skeleton(clients[0].architecture), ("stack", len(clients))
         if key not in skeleton.captured:
             skeleton.captured[key] = Stack(skeleton, len(clients))
@@ -211,7 +211,7 @@ class Group:
             extract_tensors(partial(method.loss, client, down)) for client, down in pairs
         ]
         self.dims = None if common else 0
-        self.own = [
+        self.loss_tensors = [
             torch.stack(v) if self.dims == 0 else v[0]
             for v in zip(*(o[1] for o in self.opened), strict=True)
         ]
@@ -248,7 +248,7 @@ class Group:
         for x, y in self.batches():
             step = step or self.step(x, y)
             try:
-                values, gradient = step([*self.own, x, y])
+                values, gradient = step([*self.loss_tensors, x, y])
             except Unshareable:
                 raise
             except Exception as why:  # torch raises many types of errors; eager steps need no stack
@@ -260,8 +260,8 @@ class Group:
     def step(self, x: Tensor, y: Tensor) -> StackedStep:
         """Return the step of all clients for batches like this one."""
         _, _, refill = self.opened[0]
-        objective = with_tensors(self.fed, refill, len(self.own), x, y)
-        return self.stack.step(objective, (*(self.dims for _ in self.own), 0, 0))
+        objective = with_tensors(self.fed, refill, len(self.loss_tensors), x, y)
+        return self.stack.step(objective, (*(self.dims for _ in self.loss_tensors), 0, 0))
 
     def uploads(self) -> Iterator[Upload]:
         """Yield the upload of each client.
@@ -276,7 +276,9 @@ class Group:
             for client, row, values in zip(self.clients, rows, losses, strict=True):
                 check_finite(fed, client, self.t, values, row, examples, lr, n)
         seconds, copies = (perf_counter() - self.start) / G, self.method.step_passes
-        for client, down, row, values in zip(self.clients, self.given, rows, losses, strict=True):
+        for client, down, row, values in zip(
+            self.clients, self.downloads, rows, losses, strict=True
+        ):
             fed.tallies.add_training(client, values, examples, seconds, copies=copies)
             fed.clock.add("train", seconds)
             fed.store.put(client.id, row)

@@ -63,7 +63,7 @@ def test_any_rank_or_two_apart_can_die_and_the_run_ends_with_the_same_bits(metho
 def test_a_rank_that_dies_with_the_one_that_kept_its_copy_is_lost():
     mirrors = spmd(4, lambda comm: interrupted(comm, "fedclassavg"))
     assert spmd(2, lambda comm: resumed(comm, "fedclassavg", mirrors[2:])) == [(-1, None)] * 2
-    assert not mirrors[2].kept and not mirrors[3].kept
+    assert not mirrors[2].copies and not mirrors[3].copies
 
 
 def test_all_go_back_to_the_newest_copy_that_everyone_has():
@@ -74,7 +74,7 @@ def test_all_go_back_to_the_newest_copy_that_everyone_has():
         if comm.rank == 1:
             mirror.make_copy(rounds, ROWS)  # makes the calls, and is cut off before it has the copy
         else:
-            mirror.kept.append(mirror.make_copy(rounds, ROWS))
+            mirror.copies.append(mirror.make_copy(rounds, ROWS))
         return mirror
 
     mirrors = spmd(3, behind)
@@ -90,17 +90,19 @@ def test_only_values_changed_in_a_round_are_sent():
         mirror.take(rounds, {})
         rounds.step()
         mirror.take(rounds, {})
-        before, sent, move = mirror.kept[0], [], comm.move
+        before, sent, move = mirror.copies[0], [], comm.move
         rounds.step()
         comm.move = lambda item, src, dst: sent.append(item is not None) or move(item, src, dst)
         mirror.take(rounds, {})
         cohort = len(rounds.fed.sample(1))
-        same = [name for name, item in mirror.kept[0].own.items() if item is before.own.get(name)]
+        same = [
+            name for name, item in mirror.copies[0].part.items() if item is before.part.get(name)
+        ]
         return [
             sum(sent),
             cohort,
             len(same),
-            sum(name.startswith("clients/") for name in before.own),
+            sum(name.startswith("clients/") for name in before.part),
         ]
 
     sent, cohorts, same, copies = map(sum, zip(*spmd(2, moved), strict=True))

@@ -42,7 +42,7 @@ class World:
         )
 
     def next_round(self) -> None:
-        self.fed.t, self.fed.replay.given[3] = self.fed.t + 1, 1
+        self.fed.t, self.fed.replay.requests[3] = self.fed.t + 1, 1
 
     def send(self, upload: Upload) -> Upload:
         return self.transform.upload(self.fed, self.client, upload)
@@ -159,7 +159,7 @@ def test_two_turns_of_a_round_have_errors_of_their_own():
     for _ in range(2):
         arrived = []
         for turn, values in ((1, (4, 1)), (2, (5, 3))):
-            world.fed.replay.given[3] = turn
+            world.fed.replay.requests[3] = turn
             arrived.append(sent(world.send(Upload(part(*values)))))
         world.next_round()
     assert arrived == [[4, 0], [0, 6]]
@@ -252,7 +252,7 @@ def test_powersgd_continues_from_its_last_factor():
 def test_random_positions_differ_between_rounds_and_turns():
     world, arrived = World(RandomK(0.1)), set()
     for turn in (1, 2, 3, 1, 2, 3):
-        world.fed.replay.given[3] = turn
+        world.fed.replay.requests[3] = turn
         world.fed.t += turn == 1
         arrived.add(tuple(sent(world.send(Upload(part(*range(1, 41)))))))
     assert len(arrived) == 6

@@ -44,7 +44,7 @@ def test_a_spilled_client_comes_back_bit_for_bit(store):
     store.put(3, {"weights": odd, "memory": {"step": 7, "moments": (odd * 2).double()}})
     store.put(4, {"weights": torch.ones(40)})
     store.fit(keep=[])
-    assert store.away == {3, 4} and not store.held
+    assert store.away == {3, 4} and not store.in_memory
     back = store.get(3)
     assert back["weights"].numpy().tobytes() == odd.numpy().tobytes()
     assert back["memory"]["moments"].dtype == torch.float64 and back["memory"]["step"] == 7
@@ -55,7 +55,7 @@ def test_the_least_recently_used_leave_first_and_those_in_use_stay(store):
         store.put(k, torch.zeros(10))
     store.get(0)
     store.fit(keep=[1])
-    assert sorted(store.held) == [0, 1] and sorted(store) == [0, 1, 2, 3]
+    assert sorted(store.in_memory) == [0, 1] and sorted(store) == [0, 1, 2, 3]
 
 
 def test_prefetched_values_are_in_memory_and_peeking_moves_nothing(store):
@@ -112,7 +112,7 @@ def trained(tmp_path, name, *flags, comm=None, rounds=None, resume=None):
     job = toy.job("local", *FLAGS, "--out", str(tmp_path / name), *flags)
 
     def watch(going):
-        away.append(len(going.fed.store.kept.away))
+        away.append(len(going.fed.store.states.away))
 
     return toy.run(comm or Serial(), job, rounds, resume, tmp_path / name, watch), max(away)
 
@@ -142,10 +142,10 @@ def test_saving_reads_spilled_values_without_loading_them(tmp_path):
     rounds = toy.start(Serial(), job)
     for _ in range(3):
         rounds.step()
-    before = set(rounds.fed.store.kept.away)
+    before = set(rounds.fed.store.states.away)
     saving.save(rounds, tmp_path / "run")
-    assert before and before <= rounds.fed.store.kept.away
-    rounds.fed.store.kept.close()
+    assert before and before <= rounds.fed.store.states.away
+    rounds.fed.store.states.close()
 
 
 def test_a_client_that_was_never_in_a_cohort_costs_nothing():

@@ -187,7 +187,7 @@ def test_sets_are_drawn_listed_or_natural_and_no_client_has_none():
     names, natural = ("a", "b", "c"), lambda k: ("b",)
 
     def own(n: int = 400, **fields: object) -> tuple:
-        return modalities.assign(names, Modalities(**fields), n, 0, natural).own
+        return modalities.assign(names, Modalities(**fields), n, 0, natural).clients
 
     assert set(own()) == {names} and set(own(clients="natural")) == {("b",)}
     listed_sets = own(3, clients="listed", sets=("c+a", "b"))
@@ -203,7 +203,7 @@ def test_sets_are_drawn_listed_or_natural_and_no_client_has_none():
 
 def test_missing_modalities_are_drawn_beside_the_sets():
     assigned = modalities.assign(("a", "b"), Modalities(missing=0.4), 400, 0, lambda k: ())
-    assert set(assigned.own) == {("a", "b")} and min(map(len, assigned.train)) == 1
+    assert set(assigned.clients) == {("a", "b")} and min(map(len, assigned.train)) == 1
     assert 0.55 < np.mean(["b" in names for names in assigned.train]) < 0.75  # 0.6 + 0.16 / 2
 
 

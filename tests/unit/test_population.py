@@ -194,7 +194,7 @@ def test_after_a_round_only_used_clients_are_in_memory():
     rounds = toy.start(Serial(), job("fedavg", 100_000, "--participation", "0.0001"))
     row, _ = rounds.step()
     assert (
-        len(row["clients/id"]) == 10 == len(rounds.fed.clients.made)
+        len(row["clients/id"]) == 10 == len(rounds.fed.clients.objects)
         and list(rounds.fed.store) == []
     )
 

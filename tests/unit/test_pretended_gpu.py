@@ -65,7 +65,7 @@ def states_away(gib: str) -> int:
         flags = ("--run.device", "cuda", "--run.device_resident", gib, "--models.mix", "mlp")
         rounds = toy.start(Serial(), toy.job("fedrep", *flags))
         rounds.step()
-        return len(rounds.fed.store.kept.away)
+        return len(rounds.fed.store.states.away)
 
 
 def test_clients_that_do_not_fit_in_the_memory_that_the_job_gives_wait_on_the_host():

@@ -132,7 +132,7 @@ def test_job_files_and_fields_of_a_call_lie_over_one_another_as_files_and_flags(
 
     def job(words, *files):
         call = python.Call(*files)
-        return load([*map(str, call.files), *words], arguments=call.given)
+        return load([*map(str, call.files), *words], arguments=call.arguments)
 
     fields = {"rounds": np.int64(7), "data.alpha": 0.1, "data": {"partition": "iid"}}
     parsed = job([], ["a.toml", "b.toml"], fields)

@@ -45,8 +45,8 @@ def filled(store: TieredStore, n: int = 6) -> TieredStore:
 def test_values_spill_from_the_upper_to_the_lower_store_and_then_to_disk(store):
     filled(store)
     assert (
-        sorted(store.held) == [4, 5]
-        and sorted(store.below.held) == [2, 3]
+        sorted(store.in_memory) == [4, 5]
+        and sorted(store.below.in_memory) == [2, 3]
         and store.below.away == {0, 1}
     )
     assert sorted(store) == list(range(6))
@@ -115,15 +115,15 @@ def test_a_run_with_two_levels_has_the_bits_of_one_with_all_in_memory(tmp_path):
     def layered() -> Rounds:
         going = toy.start(Serial(), job)
         store = going.fed.store
-        below, copy = store.kept, lambda state: state.map_tensors(Tensor.clone)
+        below, copy = store.states, lambda state: state.map_tensors(Tensor.clone)
         below.limit = 1.0
-        store.kept = TieredStore(below, 1.0, copy, copy, below.size)
+        store.states = TieredStore(below, 1.0, copy, copy, below.size)
         return going
 
     going, rows = layered(), []
     while going.t < job.rounds:
         rows.append(going.step()[0])
-        low.append((len(going.fed.store.kept.away), len(going.fed.store.kept.below.away)))
+        low.append((len(going.fed.store.states.away), len(going.fed.store.states.below.away)))
     assert toy.differences(toy.outcome(going, rows), toy.run(Serial(), job)) == []
     assert max(low)[0] > 2 and max(low)[1] > 0
-    going.fed.store.kept.close()
+    going.fed.store.states.close()

@@ -66,4 +66,4 @@ def test_a_million_clients_are_measured_by_one_of_each_architecture(monkeypatch)
     rounds = toy.start(Serial(), load([*MILLION], environ={}))
     fed = rounds.fed
     assert {rounds.algorithm.traffic(fed, k) for k in (0, 7, 999_999)} == {(2440, 2440)}
-    assert measured == [2] and len(fed.clients.made) <= 2
+    assert measured == [2] and len(fed.clients.objects) <= 2

@@ -70,18 +70,18 @@ def test_undo_restores_the_state_of_clients_and_removes_new_state():
     store, clients = rounds.fed.store, rounds.fed.clients
     clients[0].memory["a"] = 1
     before = store.flat(0), store.flat(1)
-    with store.past.set_recording():
+    with store.undo_log.set_recording():
         for k in (0, 1):
             clients[k].model.head.bias.data += 1
             clients[k].memory["a"] = 2
-    store.past.undo()
+    store.undo_log.undo()
     assert clients[0].memory == {"a": 1} and [*store] == [0]
     assert toy.differences((store.flat(0), store.flat(1)), before) == []
 
 
 def test_a_completed_turn_returns_its_result_and_is_not_repeated():
     fed, done = started().fed, []
-    with fed.store.past.set_recording():
+    with fed.store.undo_log.set_recording():
         for _ in range(2):
             fed.replay.begin()
             received = fed.run(
@@ -95,7 +95,7 @@ def test_a_completed_turn_returns_its_result_and_is_not_repeated():
 
 def test_work_outside_of_turns_makes_the_next_turn_repeated():
     fed, done = started().fed, []
-    with fed.store.past.set_recording():
+    with fed.store.undo_log.set_recording():
         for _ in range(2):
             fed.replay.begin()
             fed.clients[0].params()
@@ -106,7 +106,7 @@ def test_work_outside_of_turns_makes_the_next_turn_repeated():
 def test_recalling_a_clients_memory_keeps_its_next_turn_in_the_log():
     fed, done = started().fed, []
     fed.clients[0].memory["received"] = 5
-    with fed.store.past.set_recording():
+    with fed.store.undo_log.set_recording():
         for _ in range(2):
             fed.replay.begin()
             assert (fed.clients[0].recall("received"), fed.clients[1].recall("received")) == (
@@ -121,7 +121,7 @@ def test_an_entry_travels_with_its_client():
     def moved(comm):
         fed = started(comm=comm).fed
         k, src = 4, fed.placement.ranks[4]
-        with fed.store.past.set_recording():
+        with fed.store.undo_log.set_recording():
             fed.run(
                 [k],
                 lambda client: Upload(

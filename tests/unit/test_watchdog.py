@@ -44,7 +44,7 @@ def look(these: list[Watchdog], times: int, beating: tuple[int, ...] = ()) -> li
 
 
 def dog_time(these: list[Watchdog]) -> float:
-    return max(dog.seen for dog in these)
+    return max(dog.last_check for dog in these)
 
 
 def test_a_run_is_stuck_if_no_rank_makes_progress(clock, tmp_path):

@@ -170,11 +170,11 @@ class PFedKnow(RoundBased):
         if self.server_epochs:
             slim = slimming(fed)
             with fed.clock("server"):
-                taught = {k: self.teach(fed, state, peers, k, models[k], t) for k in models}
+                students = {k: self.teach(fed, state, peers, k, models[k], t) for k in models}
 
             def fetch(client: Client) -> None:
                 mask = models[client.id].mask
-                packed = fed.down(client, slim.pack(taught[client.id], mask))
+                packed = fed.down(client, slim.pack(students[client.id], mask))
                 client.load(slim.unpack(packed, mask))
 
             fed.run(sorted(peers), fetch)

@@ -142,10 +142,10 @@ class FedType(WithProxy):
             )
         apart = [round(self.calibration * n) for n in fed.sizes]
         sizes = [m if 0 < m < n else n for m, n in zip(apart, fed.sizes, strict=True)]
-        few = sum(not conformal.enough(int(n), self.alpha) for n in sizes)
-        if few:
+        n_small = sum(not conformal.enough(int(n), self.alpha) for n in sizes)
+        if n_small:
             fed.warnings.say(
-                f"fedtype: {few} of {fed.K} clients have too few examples to calibrate "
+                f"fedtype: {n_small} of {fed.K} clients have too few examples to calibrate "
                 f"on: with algorithm.alpha = {self.alpha:g} their sets hold all classes, and "
                 f"their private models do not imitate; set a larger algorithm.calibration or alpha"
             )

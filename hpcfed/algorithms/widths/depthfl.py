@@ -116,8 +116,8 @@ class DepthFL(RoundBased):
         return Params({name: state.x[common] for name, common in names.items()})
 
     def loss(self, client: Client, state: Params, model: Any, x: Any, y: Tensor) -> Tensor:
-        first, *others = (client.task.loss(z, y) for z in model.logits(x))
-        return sum(others, first)
+        start, *others = (client.task.loss(z, y) for z in model.logits(x))
+        return sum(others, start)
 
     def objective(
         self,

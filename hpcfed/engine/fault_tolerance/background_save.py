@@ -78,7 +78,7 @@ class BackgroundSave:
             self.about = checkpoint_parts.About(self.rounds.t, snapshot.header(self.rounds))
             self.folder = self.place()
             self.secure()
-            on_disk = bool(self.rounds.fed.store.kept.away)
+            on_disk = bool(self.rounds.fed.store.states.away)
             items = self.with_heartbeat(
                 snapshot.items(self.rounds)
                 if on_disk

@@ -33,7 +33,7 @@ class Copy:
     rank: int  # number, at that time, of the rank that keeps it
     size: int
     step: int  # the part of rank r is also kept by rank r + step
-    own: Items
+    part: Items  # of this rank
     ward: Items  # of rank - step
 
 
@@ -44,7 +44,7 @@ class BuddyCopy:
     """
 
     def __init__(self) -> None:
-        self.kept: list[Copy] = []
+        self.copies: list[Copy] = []
 
     def take(self, rounds: Rounds, rows: dict[str, Any]) -> None:
         """Copy the run in its present state; collective.
@@ -55,20 +55,20 @@ class BuddyCopy:
         if comm.size == 1:
             return  # there is no other rank
         with rounds.fed.clock("checkpoint"):
-            self.kept.append(self.make_copy(rounds, rows))
+            self.copies.append(self.make_copy(rounds, rows))
             comm.confirm()  # from now on no rank needs an earlier copy
-        self.kept = self.kept[-1:]
+        self.copies = self.copies[-1:]
 
     def make_copy(self, rounds: Rounds, rows: dict[str, Any]) -> Copy:
         """Return a copy of this rank's part of the run.
 
         Items that have not changed since the last copy are shared with it.
         """
-        comm, number = rounds.fed.comm, self.kept[-1].number + 1 if self.kept else 0
+        comm, number = rounds.fed.comm, self.copies[-1].number + 1 if self.copies else 0
         step = stride(comm.node_of)
-        old = self.kept[-1] if self.kept else None
+        old = self.copies[-1] if self.copies else None
         # after a death everything is copied anew
-        part, ward = (old.own, old.ward) if old and old.size == comm.size else ({}, {})
+        part, ward = (old.part, old.ward) if old and old.size == comm.size else ({}, {})
         new = {
             name: np.frombuffer(codec.encode(item), np.uint8)
             for name, item in snapshot.items(rounds)
@@ -96,16 +96,16 @@ class BuddyCopy:
         if the copy is incomplete, because two ranks that kept one another's copies died, or if
         nothing was copied yet.
         """
-        newest = fed.comm.gather({fed.comm.rank: self.kept[-1].number if self.kept else -1})
+        newest = fed.comm.gather({fed.comm.rank: self.copies[-1].number if self.copies else -1})
         fed.comm.confirm()
-        self.kept = [copy for copy in self.kept if copy.number == min(newest.values())]
-        available = available_items(fed.comm, self.kept[0]) if self.kept else None
+        self.copies = [copy for copy in self.copies if copy.number == min(newest.values())]
+        available = available_items(fed.comm, self.copies[0]) if self.copies else None
         items = None if available is None else distribute(fed, available)
         fed.comm.confirm()
         if items is None:
-            self.kept = []
+            self.copies = []
             return None
-        return snapshot.Snapshot({"job": fed.job.identity()}, self.kept[0].rounds, items)
+        return snapshot.Snapshot({"job": fed.job.identity()}, self.copies[0].rounds, items)
 
 
 def available_items(comm: Comm, copy: Copy) -> Items | None:
@@ -116,7 +116,7 @@ def available_items(comm: Comm, copy: Copy) -> Items | None:
     dead = set(range(copy.size)) - set(comm.gather({comm.rank: copy.rank}).values())
     if any((rank + copy.step) % copy.size in dead for rank in dead):
         return None
-    return copy.own | (copy.ward if (copy.rank - copy.step) % copy.size in dead else {})
+    return copy.part | (copy.ward if (copy.rank - copy.step) % copy.size in dead else {})
 
 
 def stride(node_of: Sequence[int]) -> int:

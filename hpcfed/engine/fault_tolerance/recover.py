@@ -139,7 +139,7 @@ class Course:
                 f"{names.results_file(run)}: damaged or missing; rounds are repeated, so "
                 "that none is without a record"
             )
-            buddy.kept, copy = [], None
+            buddy.copies, copy = [], None
         if copy:
             snapshot.take_up(rounds, copy)
             rounds.fed.turns.share_failures()

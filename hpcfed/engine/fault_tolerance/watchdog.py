@@ -44,18 +44,18 @@ LAST = 2.0  # seconds: launchers pass on the ranks' output with a delay
 class Sign:
     """A rank's report on itself: when it was written, time of the last progress, and where it is.
 
-    seen, since: Unix seconds.
+    written, since: Unix seconds.
     """
 
     rank: int
     process: int
     host: str
-    seen: float
+    written: float
     since: float
     where: str
 
     def __str__(self) -> str:
-        last = strftime("%H:%M:%S", localtime(self.seen))
+        last = strftime("%H:%M:%S", localtime(self.written))
         return (
             f"process {self.process} on {self.host}, last heard of at {last}; it was at "
             f"{self.where}"
@@ -87,8 +87,8 @@ class Watchdog:
             end,
         )
         self.every = min(seconds / LOOKS, OFTEN)
-        self.beats, self.since, self.seen = -1, time(), time()
-        self.known = 0  # largest number of signs seen in one check
+        self.beats, self.since, self.last_check = -1, time(), time()
+        self.most_signs = 0  # largest number of signs seen in one check
         self.starting = True  # until the first round begins
         # by rank the times in its last sign, and when each of them last changed: clocks of nodes
         # differ, so ages are measured by this rank's own
@@ -128,16 +128,16 @@ class Watchdog:
     def is_stuck(self, now: float) -> bool:
         """Write this rank's file, and return whether no rank has made progress for too long."""
         # this process itself was stopped, or the machine
-        paused = now - self.seen > SILENT * self.every + LAST
+        paused = now - self.last_check > SILENT * self.every + LAST
         if paused or self.starting or self.beats != self.heartbeat.beats:
             self.beats, self.since = self.heartbeat.beats, now
-        self.seen = now
+        self.last_check = now
         written, signs = self.leave(now), self.signs()
         # the disk is full or gone: a rank without a new sign may still be alive
-        unheard = not written or len(signs) < self.known
+        unheard = not written or len(signs) < self.most_signs
         if unheard:
             self.since = now
-        self.known = max(self.known, len(signs))
+        self.most_signs = max(self.most_signs, len(signs))
         self.listen(signs, now, anew=unheard or paused)
         if self.starting:
             return any(now - when > self.seconds for _, when in self.heard.values())
@@ -150,7 +150,7 @@ class Watchdog:
 
         anew: whether all of them count as heard now.
         """
-        note_changes(self.heard, {sign.rank: sign.seen for sign in signs}, now, anew)
+        note_changes(self.heard, {sign.rank: sign.written for sign in signs}, now, anew)
         note_changes(self.progress, {sign.rank: sign.since for sign in signs}, now, anew)
 
     def silent(self, signs: list[Sign], now: float) -> list[Sign]:

@@ -347,14 +347,14 @@ class BoundedMean(MeanRule):
 
 def is_weight(quotients: Quotients) -> np.ndarray:
     """Return which of the arrays are weights."""
-    return np.arange(len(quotients.arrays)) < quotients.first
+    return np.arange(len(quotients.arrays)) < quotients.n_first
 
 
 class UpdatedQuotients(Quotients):
     """Divides totals of updates by their weights, and adds the old values."""
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
-        if i < self.first:
+        if i < self.n_first:
             return
         weight, old = self.weight(i, start, len(total)), self.old(i, start, len(total))
         np.divide(total, weight, out=total, where=weight > 0)  # otherwise the total is 0

@@ -127,4 +127,4 @@ def cells(at: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
 
 def turn_of(fed: Federation, client: Client) -> int:
     """Return the number of the client's turn in the round, from 1."""
-    return fed.replay.given.get(client.id, 0)
+    return fed.replay.requests.get(client.id, 0)

@@ -78,12 +78,12 @@ def cores(ranks: Ranks, threads: int) -> Finding:
                 f"start at most {max(1, n // threads)} ranks per node, ask for more "
                 "--cpus-per-task, or, if ranks are bound to the same cores, mpirun --bind-to none",
             )
-    few = next((i for i, rank in enumerate(ranks) if len(rank["cores"]) < threads), None)
-    if few is not None:
+    r = next((i for i, rank in enumerate(ranks) if len(rank["cores"]) < threads), None)
+    if r is not None:
         return Finding(
             "cores",
             "warning",
-            f"rank {few} is bound to {len(ranks[few]['cores'])} cores, run.threads = {threads}",
+            f"rank {r} is bound to {len(ranks[r]['cores'])} cores, run.threads = {threads}",
             f"srun --cpus-per-task={threads}, or mpirun --map-by slot:PE={threads} or --bind-to "
             "none",
         )

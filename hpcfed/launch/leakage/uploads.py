@@ -133,10 +133,10 @@ def receive(rounds: Rounds, k: int, batch: Shard | None = None, steps: int = 0) 
     if k in attackers(fed.job):
         raise ConfigError(f"client {k} is an attacker in this job (attack); take another one")
     sender, receiver = Sender(k), Receiver(k)
-    transforms, past = fed.transforms, fed.store.past
+    transforms, undo_log = fed.transforms, fed.store.undo_log
     fed.transforms = [sender, *transforms, receiver]
     try:
-        with past.set_recording():
+        with undo_log.set_recording():
             if batch is None:
                 upload = first_upload(rounds, k)
             else:
@@ -144,7 +144,7 @@ def receive(rounds: Rounds, k: int, batch: Shard | None = None, steps: int = 0) 
                     upload = first_upload(rounds, k, steps)
     finally:
         fed.transforms = transforms
-        past.undo()
+        undo_log.undo()
         fed.replay.clear()
     if upload is None:
         raise ConfigError(f"the clients of {fed.job.algorithm.name} send nothing")

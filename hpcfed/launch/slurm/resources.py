@@ -22,24 +22,24 @@ SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a s
 
 
 def batch_of(
-    name: str, runs: Sequence[Fields], wanted: str, chain: bool = False, **asked: Any
+    name: str, runs: Sequence[Fields], wanted: str, chain: bool = False, **resources: Any
 ) -> Batch:
     """Return a batch job that gives each of these runs what it needs.
 
     runs: the fields of their jobs.
     wanted: the launcher of the ranks, or auto.
-    asked: fields of Batch.
+    resources: fields of Batch.
     Raises ConfigError for impossible values.
     """
     most = {
         field: max(run[f"run.{field}"] for run in runs)
         for field in ("grace", "max_restarts", "threads")
     }
-    asked = fill_tasks(asked)
-    if most["threads"] > 1 and asked["cpus_per_task"] is None:
-        asked["cpus_per_task"] = most["threads"]
-    asked["sbatch"] = tuple(asked["sbatch"] or ())
-    asked["env"] = (*python_first(alone(asked["sbatch"])), *(asked["env"] or []))
+    resources = fill_tasks(resources)
+    if most["threads"] > 1 and resources["cpus_per_task"] is None:
+        resources["cpus_per_task"] = most["threads"]
+    resources["sbatch"] = tuple(resources["sbatch"] or ())
+    resources["env"] = (*python_first(alone(resources["sbatch"])), *(resources["env"] or []))
     return Batch(
         name or "hpcfed",
         launcher=launcher(wanted),
@@ -48,21 +48,23 @@ def batch_of(
         notice=max(NOTICE, int(most["grace"]) + SPARE),
         threads=most["threads"],
         made_by=command_line(),
-        **asked,
+        **resources,
     )
 
 
-def fill_tasks(asked: dict[str, Any]) -> dict[str, Any]:
+def fill_tasks(resources: dict[str, Any]) -> dict[str, Any]:
     """Return the resources with one rank for each GPU of a node by default, or one.
 
     Raises ConfigError for a number below 1.
     """
     for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
-        if asked[name] is not None and asked[name] < 1:
-            raise ConfigError(f"submit: --{name.replace('_', '-')} {asked[name]}: give at least 1")
-    gpus = (asked["gpus_per_node"] or "").rpartition(":")[2]  # a number, or TYPE:NUMBER
-    tasks = asked["ntasks_per_node"] or (int(gpus) if gpus.isdecimal() else 1) or 1
-    return asked | {"ntasks_per_node": tasks}
+        if resources[name] is not None and resources[name] < 1:
+            raise ConfigError(
+                f"submit: --{name.replace('_', '-')} {resources[name]}: give at least 1"
+            )
+    gpus = (resources["gpus_per_node"] or "").rpartition(":")[2]  # a number, or TYPE:NUMBER
+    tasks = resources["ntasks_per_node"] or (int(gpus) if gpus.isdecimal() else 1) or 1
+    return resources | {"ntasks_per_node": tasks}
 
 
 def alone(options: Sequence[str]) -> bool:

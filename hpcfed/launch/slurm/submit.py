@@ -33,7 +33,7 @@ def submit(
     launcher: str,
     each: list[str] | None,
     ranks: str | None,
-    **asked: Any,
+    **resources: Any,
 ) -> str:
     """Submit a run, or with dry_run return the script.
 
@@ -41,7 +41,7 @@ def submit(
     chain: number of jobs, each of which continues where the one before stopped.
     each: further fields, for one task of an array job each.
     ranks: "1,2,4", a run for each number of ranks.
-    asked: fields of Batch.
+    resources: fields of Batch.
     Raises ConfigError for a job that is wrong, or that Slurm refuses.
     """
     tasks = [split("each", fields) for fields in each or []]
@@ -52,7 +52,7 @@ def submit(
         )
     jobs = load_jobs(words, tasks)
     place, runs = folder.of(jobs[0]), [flat(job.plain()) for job in jobs]
-    batch = batch_of("hpcfed" if tasks else place.name, runs, launcher, chain > 1, **asked)
+    batch = batch_of("hpcfed" if tasks else place.name, runs, launcher, chain > 1, **resources)
     numbers = counts(ranks, batch) if ranks else []
     if numbers:
         jobs = load_jobs(words, [["--out", f"{place}-ranks{n}"] for n in numbers])

@@ -18,21 +18,21 @@ TASK = "--task $SLURM_ARRAY_TASK_ID"
 
 
 def plan_batch(
-    sweep: Sweep, ranks: int | None, launcher: str | None, **asked: Any
+    sweep: Sweep, ranks: int | None, launcher: str | None, **resources: Any
 ) -> tuple[Sweep, str]:
     """Return the sweep with the batch job's ranks and launcher, and the script of that job.
 
     ranks: of each run; None for those of the sweep if they are several, or else one for each GPU,
     or one on each node.
     launcher: auto, mpirun, srun, or a whole command.
-    asked: fields of Batch.
+    resources: fields of Batch.
     Raises ConfigError for more ranks than the job has tasks.
     """
     ranks = ranks or (sweep.ranks if sweep.ranks > 1 else None)
-    if ranks and asked["ntasks_per_node"] is None:
-        asked["ntasks_per_node"] = -(-ranks // max(1, asked["nodes"]))
+    if ranks and resources["ntasks_per_node"] is None:
+        resources["ntasks_per_node"] = -(-ranks // max(1, resources["nodes"]))
     batch = batch_of(
-        sweep.folder.name, [run.fields for run in sweep.runs], launcher or AUTO, **asked
+        sweep.folder.name, [run.fields for run in sweep.runs], launcher or AUTO, **resources
     )
     tasks = batch.nodes * (batch.ntasks_per_node or 1)
     ranks = ranks or tasks

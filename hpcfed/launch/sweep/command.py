@@ -406,11 +406,11 @@ def start(definition: Sweep) -> None:
         write(definition)
 
 
-def submit_sweep(definition: Sweep, dry_run: bool, **asked: Any) -> str:
+def submit_sweep(definition: Sweep, dry_run: bool, **resources: Any) -> str:
     """Submit an array job, or with dry_run return its script."""
     from hpcfed.launch.sweep import batch
 
-    definition, text = batch.plan_batch(definition, **asked)
+    definition, text = batch.plan_batch(definition, **resources)
     if dry_run:
         return text.rstrip("\n")
     make(definition.folder)

@@ -75,7 +75,7 @@ class Pool:
 
         hopeless: whether an active run should be ended, asked often; None: none is.
         """
-        self.sweep, self.at_once, self.asked = sweep, at_once, False
+        self.sweep, self.at_once, self.stopping = sweep, at_once, False
         self.hopeless = hopeless
         self.pruned: set[str] = set()  # names of runs
         self.active: list[tuple[Member, subprocess.Popen[bytes]]] = []
@@ -116,7 +116,7 @@ class Pool:
                 process.send_signal(signal.SIGUSR1)
 
     def ask(self, number: int, _: object) -> None:
-        hurry, self.asked = self.asked, True
+        hurry, self.stopping = self.stopping, True
         for _, process in list(self.active):
             process.send_signal(number if hurry else signal.SIGUSR1)
 
@@ -143,7 +143,7 @@ class Pool:
                 return self.print_outcome(Outcome(run, DONE, "pruned before"), i)
             if holder := lock.find_holder(self.sweep.folder / run.name):
                 return self.print_outcome(Outcome(run, BUSY, f"left alone: {holder} runs it"), i)
-            if self.asked:
+            if self.stopping:
                 return Outcome(run, LEFT, "not started")
             store.note(self.sweep, run.name, None)
             begun = monotonic()
@@ -157,7 +157,7 @@ class Pool:
 
     def through(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for a run and return its exit status, by the convention of shells."""
-        if self.asked:  # before it could be told
+        if self.stopping:  # before it could get the signal
             process.send_signal(signal.SIGUSR1)
         return as_shells_count(process.wait())
 
@@ -169,7 +169,7 @@ class Pool:
         why = reason(names.log_file(self.sweep.folder, run.name))
         # Open MPI's mpirun may lose a node, and return 0; a run that was only starting dies of the
         # signal, and nothing is lost
-        if status == DONE or (self.asked and status != WRONG):
+        if status == DONE or (self.stopping and status != WRONG):
             status = RESUME_ME
         if status == RESUME_ME and run.name in self.pruned:
             line = (

@@ -75,9 +75,9 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 def by_rank(ax: Axes, one: Peaks, style: dict[str, Any]) -> None:
     """Draw a point for each rank; ranks have no order, so no line joins them."""
-    few = len(one.final) <= 40
+    marked = len(one.final) <= 40
     points = style | {"linestyle": "none"}
-    ax.plot(one.final, marker="o" if few else ".", markersize=4 if few else 2, **points)
+    ax.plot(one.final, marker="o" if marked else ".", markersize=4 if marked else 2, **points)
 
 
 def over_rounds(ax: Axes, one: Peaks, style: dict[str, Any]) -> None:

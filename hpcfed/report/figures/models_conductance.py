@@ -252,9 +252,9 @@ def label_clients(above: Axes, below: Axes, one: Ranks, side: float) -> None:
         plotting.name_clients(ax, one.clients, side - 0.6)
     starts = np.flatnonzero(np.r_[True, one.kinds[1:] != one.kinds[:-1]])
     ends = np.r_[starts[1:], len(one.kinds)]
-    few = np.arange(0, len(starts), plotting.step(len(starts), 16))
-    names = [plotting.plain(short(str(one.kinds[starts[i]]), 12)) for i in few]
-    below.set_yticks((starts[few] + ends[few] - 1) / 2, names)
+    labelled = np.arange(0, len(starts), plotting.step(len(starts), 16))
+    names = [plotting.plain(short(str(one.kinds[starts[i]]), 12)) for i in labelled]
+    below.set_yticks((starts[labelled] + ends[labelled] - 1) / 2, names)
     for start in starts[1:]:
         above.axvline(start - 0.5, color="white", linewidth=0.8)
         below.axvline(start - 0.5, color="black", linewidth=0.5)

@@ -203,8 +203,8 @@ def logarithmic_across(ax: Axes, name: str) -> None:
 def plain_log(ax: Axes) -> None:
     """Give a logarithmic y axis ticks with plain numbers, also if it has less than a decade."""
     low, high = ax.get_ylim()
-    few = np.log10(high / low) < 1.5
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+    narrow = np.log10(high / low) < 1.5
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
     ax.yaxis.set_minor_formatter(NullFormatter())
     unit(ax.yaxis, "")
 

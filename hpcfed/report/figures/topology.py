@@ -110,7 +110,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
     """Draw clients as dots and links as lines, which are thinner the more there are."""
-    K, few = len(one.at), len(one.at) <= NUMBERED
+    K, numbered = len(one.at), len(one.at) <= NUMBERED
     width = float(np.clip(40 / max(1, len(one.links)), 0.15, 1.0))
     ax.add_collection(
         LineCollection(one.at[one.links], colors=plotting.GREY, linewidths=width, zorder=1)
@@ -119,7 +119,7 @@ def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
     colours[~np.isfinite(one.metric)] = (1, 1, 1, 1)
     x, y = one.at.T
     ax.scatter(x, y, np.clip(1500 / K, 5, 110), colours, edgecolor="black", linewidth=0.5, zorder=2)
-    for k in range(K if few else 0):
+    for k in range(K if numbered else 0):
         light = colours[k, :3].mean() > 0.5
         ax.annotate(
             str(k),

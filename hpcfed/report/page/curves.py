@@ -69,8 +69,8 @@ def choose_curves(record: Record, runs: int, live: bool = False) -> Chosen:
         t = evaluated if len(evaluated) else t
         t = t[evenly(len(t), MOST_ROUNDS)]
     K = 0 if "clients/id" in record.columns else record.header["job"]["clients"]
-    room = (LIVE_VALUES if live else MOST_VALUES) // (runs * max(1, len(t)))
-    return Chosen(t, evenly(K, max(1, room)))
+    most = (LIVE_VALUES if live else MOST_VALUES) // (runs * max(1, len(t)))
+    return Chosen(t, evenly(K, max(1, most)))
 
 
 def by_client(

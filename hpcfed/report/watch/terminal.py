@@ -161,10 +161,10 @@ def ranks(view: View, width: int, most: int) -> Iterator[RenderableType]:
     amounts = np.array(list(view.phases.values())).T  # [R, phases]
     totals = amounts.sum(1)
     for r, row in enumerate(amounts[:most]):
-        room = round((width - 17) * totals[r] / (totals.max() or 1.0))
+        length = round((width - 17) * totals[r] / (totals.max() or 1.0))
         bar = [
             (MARKS[name] * n, phase(name))
-            for name, n in zip(view.phases, parts(row, room), strict=True)
+            for name, n in zip(view.phases, parts(row, length), strict=True)
         ]
         yield Text.assemble(f"{r:>4}  {duration(totals[r]):>9}  ", *bar)
     if len(amounts) > most:

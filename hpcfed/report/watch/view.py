@@ -132,10 +132,10 @@ def warnings(record: Record, folder: Path) -> list[str]:
 def restarts(record: Record) -> Iterator[tuple[int, str]]:
     """Yield a sentence for each resume from a checkpoint, with the rounds done then."""
     history = record.header.get("history", [])
-    ranks = [past.get("ranks") for past in history] + [record.header.get("ranks")]
-    for past, before, after in zip(history, ranks, ranks[1:], strict=False):
+    ranks = [part.get("ranks") for part in history] + [record.header.get("ranks")]
+    for part, before, after in zip(history, ranks, ranks[1:], strict=False):
         change = "" if before == after else f", on {count_noun(after, 'rank')} after {before}"
-        yield past["rounds"], f"continued after round {past['rounds']} from a checkpoint{change}"
+        yield part["rounds"], f"continued after round {part['rounds']} from a checkpoint{change}"
 
 
 def left(record: Record) -> Iterator[tuple[int, str]]:

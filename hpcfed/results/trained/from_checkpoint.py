@@ -230,7 +230,7 @@ def federation(
     shape, label_counts = about["shape"], results.arrays.get("label_counts")
     sizes = results.arrays.get("train_sizes")
     several = shape.names if isinstance(shape, Shapes) else ()
-    available = () if job.modalities.encoders == "all" else sources.held(several).own
+    available = () if job.modalities.encoders == "all" else sources.held(several).clients
     kinds = assign(job, shape, len(about["classes"]), several, available)
     store = ClientStore(
         job.seed,

@@ -107,7 +107,7 @@ class Probing:
         most: int = MOST,
         allowed: Collection[str] = (),
     ):
-        self.run, self.source, self.own = run, source, allowed
+        self.run, self.source, self.allowed = run, source, allowed
         self.saved = Saved(run, source, clients, allowed)
         self.ks = some(self.saved, most) if clients is None else self.saved.clients
         test = self.saved.sources.test
@@ -181,7 +181,7 @@ class Probing:
         for path in (older[i] for i in evenly(len(older), PANELS - 1)):
             try:
                 with Reader(path) as source:
-                    before = Saved(self.run, source, self.ks, self.own)
+                    before = Saved(self.run, source, self.ks, self.allowed)
                     what = f"probing {count_noun(len(self.ks), 'model')} of round {source.rounds}"
                     results = self.answers(before, what)
                     tables[source.rounds] = pairwise_cka([z for z, _ in results])

@@ -96,7 +96,7 @@ class Sources:
         split, rows, only = getattr(self.data, which), getattr(self.shares, which)[k], None
         if self.data.modalities:
             assignment = self.held(self.data.modalities)
-            only = (assignment.train if which == "train" else assignment.own)[k]
+            only = (assignment.train if which == "train" else assignment.clients)[k]
         if self.job.shift.active:
             change = shift.of_client(self.job.shift, k, self.job.clients)
             return Shard.of_split(change.apply(split, rows, self.job.seed, which), CPU)

@@ -264,7 +264,7 @@ class Votes(Quotients):
     """Receiver of sums of signs, which turns them into votes: -1, 0 or 1."""
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
-        if i >= self.first:
+        if i >= self.n_first:
             np.sign(total, out=total)
 
 

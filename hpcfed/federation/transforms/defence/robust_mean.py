@@ -457,18 +457,18 @@ class OneMean:
     def row(self, block: Block, at: slice) -> np.ndarray:
         """Return what the rule makes of one row of a block, [d]."""
         name, start, _ = block.section
-        first, end = start + at.start, start + at.stop
+        begin, end = start + at.start, start + at.stop
         present = np.flatnonzero(block.weights[:, at].any(axis=1))
-        before = self.old_values(Section(name, first, end))
+        before = self.old_values(Section(name, begin, end))
         if not len(present):
             return before
         old = np.nan_to_num(before, nan=0.0, posinf=0.0, neginf=0.0)
         updates = block.values[present, at] - old
         weights = block.weights[present, at.start]
-        server = [host(change[name], first, end) for change in self.server]
+        server = [host(change[name], begin, end) for change in self.server]
         vectors = np.concatenate([updates, *[vector[None] for vector in server]])
         bits = exponents(np.abs(vectors).max(axis=1))
-        unit = Unit([block.entries[i] for i in present], [f"{name} {first}"], weights)
+        unit = Unit([block.entries[i] for i in present], [f"{name} {begin}"], weights)
         if not self.takes(weights):
             raise self.unequal()  # on the rank that has this row
         if self.too_few(len(present)):
@@ -493,7 +493,7 @@ class OneMean:
         result = old + (choice.weights[:, None] * changes).sum(axis=0) / choice.weights.sum()
         if choice.noise:
             key = ("defence", self.fed.t, self.call, name)
-            result += choice.noise * gaussian(self.fed.seed, *key, start=first, n=len(old))
+            result += choice.noise * gaussian(self.fed.seed, *key, start=begin, n=len(old))
         return result
 
 

@@ -315,7 +315,7 @@ class NoisyQuotients(Quotients):
         self.std, self.count_scale = std, 1.0
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
-        if i < self.first:
+        if i < self.n_first:
             if self.divisor is None and self.std:
                 total += self.noise(i, start, len(total)) / self.count_scale
             return

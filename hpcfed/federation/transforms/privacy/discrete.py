@@ -185,8 +185,8 @@ def find_scale(bits: int, n: int, D: int, c: float, sigma: float, k: float = 4.0
 
 def scale_bound(bits: int, n: int, D: int, c: float, sigma: float, k: float = 4.0) -> float:
     """Return the largest scale; 0 if the ring is too small for rounding alone."""
-    room = 4.0**bits - n * k**2
-    return math.sqrt(max(room, 0)) / (2 * k * math.sqrt(c**2 * n**2 / D + n * sigma**2))
+    remainder = 4.0**bits - n * k**2
+    return math.sqrt(max(remainder, 0)) / (2 * k * math.sqrt(c**2 * n**2 / D + n * sigma**2))
 
 
 def wrap(total: np.ndarray, bits: int) -> np.ndarray:

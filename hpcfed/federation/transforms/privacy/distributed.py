@@ -269,7 +269,7 @@ class DistributedMean(CentralMean):
         signs = self.signs(fed, len(total))
         values = rotate_back(self.largest(form) * wrapped / grid.scale, signs, layout.size)
         for i, array in enumerate(into.arrays):
-            part = layout.part(values, i, into.first, into.count_scale)
+            part = layout.part(values, i, into.n_first, into.count_scale)
             if part is not None:
                 into.finish(i, 0, part)
                 array.reshape(-1)[:] = part
@@ -314,13 +314,15 @@ class Layout:
             self.slots.append(slots)
         self.size, self.names = start, list(keep)
 
-    def part(self, values: np.ndarray, i: int, first: int, count_scale: float) -> np.ndarray | None:
+    def part(
+        self, values: np.ndarray, i: int, n_first: int, count_scale: float
+    ) -> np.ndarray | None:
         """Return the total of array i of a receiver; None: the vector has none.
 
-        first: number of its arrays that are weights.
+        n_first: number of its arrays that are weights.
         """
-        if i >= first:
-            return values[self.slots[0][self.names[i - first]]].copy()
+        if i >= n_first:
+            return values[self.slots[0][self.names[i - n_first]]].copy()
         return values[self.slots[1][self.names[i]]] / count_scale if len(self.slots) > 1 else None
 
 
