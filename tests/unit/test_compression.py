@@ -38,7 +38,7 @@ class World:
             trial=False,
             clock=Clock(),
             job=SimpleNamespace(algorithm=algorithm),
-            replay=SimpleNamespace(given={3: 1}),
+            replay=SimpleNamespace(requests={3: 1}),
         )
 
     def next_round(self) -> None:
