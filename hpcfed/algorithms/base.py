@@ -6,7 +6,6 @@ the hooks in this order:
     before the run      refuses     reasons to refuse the job or single fields of it
                         shared      which tensors are exchanged
                         traffic     bytes per client and round, measured
-                        alone       the job of the same local work, without the other clients
                         init        initial state of the server
     round               cohort      clients that take part
       server            round       the whole round, for more than one exchange
@@ -25,8 +24,8 @@ the hooks in this order:
 follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `step_passes`, `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`,
-`uses_rounds`, `trains_parts`, `trains`, `draws_widths`, `in_virtual_time`, `samples_cohorts`,
-`one_at_a_time`, `edges`, `variants`, `proxy_variant`, `per`.
+`uses_rounds`, `trains_parts`, `trains`, `alone`, `steps_per_batch`, `draws_widths`,
+`in_virtual_time`, `samples_cohorts`, `one_at_a_time`, `edges`, `variants`, `proxy_variant`, `per`.
 Each is a ClassVar, or a property if it depends on an option.
 """
 
@@ -112,6 +111,12 @@ class Method(Section):
     # tuple of str, name patterns of the tensors that are trained and sent, as in models.train, for
     # jobs that do not set it; none: all
     trains: ClassVar[Any] = ()
+    # dict, fields of the job in which clients do the same local work without the others, by name
+    # ("local.epochs"), for `hpcfed matched`: usually local training, because terms of the loss that
+    # pull to received values have no counterpart; another algorithm.name drops the method's fields
+    alone: ClassVar[Any] = {"algorithm.name": "local"}
+    # int, number of a client's steps for each of the job's local steps
+    steps_per_batch: ClassVar[Any] = 1
     # bool, whether each client's width is drawn anew from models.widths in each round
     draws_widths: ClassVar[Any] = False
     # whether clients work at their own pace in virtual time, without rounds
@@ -181,15 +186,6 @@ class Method(Section):
         from hpcfed.algorithms.trial import measure  # which imports this module
 
         return measure(fed).traffic(k)
-
-    def alone(self, job: Job) -> dict[str, Any]:
-        """Return the fields of a job in which clients do the same local work without the others.
-
-        They are by name ("local.epochs"), for `hpcfed matched`. Usually it is local training,
-        because terms of the loss that pull to received values have no counterpart. Another
-        algorithm.name drops the method's fields.
-        """
-        return {"algorithm.name": "local"}
 
     def shared(self, name: str) -> bool:
         """Return whether the tensor of this name is exchanged; otherwise the client keeps it."""
@@ -353,6 +349,7 @@ class Averaging(RoundBased):
     Their loss has terms of the client's own, of which nothing is received.
     """
 
+    alone: ClassVar[dict[str, Any]] = {"algorithm.averaging": False}
     unused: ClassVar[Unused] = {"weighting": unless("averaging")}
 
     averaging: bool = True
@@ -361,9 +358,6 @@ class Averaging(RoundBased):
     @property
     def accepts(self) -> str:
         return "one architecture" if self.averaging else "any models"
-
-    def alone(self, job: Job) -> dict[str, Any]:
-        return {"algorithm.averaging": False}
 
     def shared(self, name: str) -> bool:
         return self.averaging

@@ -36,7 +36,8 @@ def matched(method: str, words: Sequence[str]) -> str:
 def matched_job(job: Job) -> dict[str, Any]:
     """Return the fields of the matched job, nested, without those at their defaults."""
     amount = "steps" if job.local.steps else "epochs"
-    changes = {f"local.{amount}": getattr(job.local, amount)} | job.algorithm.alone(job)
+    times = getattr(job.local, amount) * job.algorithm.steps_per_batch
+    changes = {f"local.{amount}": times} | job.algorithm.alone
     dropped: tuple[str, ...] = (*OF_ONE_CALL, *OF_MESSAGES)
     if changes.get("algorithm.name", job.algorithm.name) != job.algorithm.name:
         dropped = (*dropped, "algorithm", "models.proxy", "models.server")

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Job, Model, Params, RoundBased, Upload
+from hpcfed import Client, Federation, Guide, Model, Params, RoundBased, Upload
 from hpcfed.config.conditions import Unused, field, unless
 from hpcfed.models.model import in_head
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
@@ -45,6 +45,7 @@ class FedClassAvg(RoundBased):
         won="20 clients with four architectures, above KT-pFL and FedProto",
     )
 
+    alone: ClassVar[dict[str, Any]] = {"algorithm.averaging": False}
     unused: ClassVar[Unused] = {
         "weighting": unless("averaging"),
     }
@@ -89,9 +90,6 @@ class FedClassAvg(RoundBased):
     def trains_once(self) -> bool:
         """Whether the head is not trained alone beforehand."""
         return not self.pretrain_epochs or self.share == "all"
-
-    def alone(self, job: Job) -> dict[str, Any]:
-        return {"algorithm.averaging": False}
 
     def shared(self, name: str) -> bool:
         return self.averaging and (self.share == "all" or in_head(name))

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Job, Mean, Model, Params, RoundBased, Upload, sgd
+from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Upload, sgd
 from hpcfed.training.losses import proximal
 
 
@@ -46,10 +46,10 @@ class Ditto(RoundBased):
     personal_epochs: PositiveInt | None = None
     """Epochs of the personal model; none: as many as the job's local training has."""
 
-    def alone(self, job: Job) -> dict[str, Any]:
+    @property
+    def alone(self) -> dict[str, Any]:
         epochs = self.personal_epochs
-        passes = {"local.epochs": epochs, "local.steps": None} if epochs else {}
-        return super().alone(job) | passes
+        return super().alone | ({"local.epochs": epochs, "local.steps": None} if epochs else {})
 
     def personal_loss(
         self, client: Client, state: Params, model: Model, x: Any, y: Tensor

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
-from hpcfed import Client, Federation, Guide, Job, Mean, Params, RoundBased, Upload
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload
 from hpcfed.config.conditions import Unused
 from hpcfed.models.model import in_head
 
@@ -51,9 +51,10 @@ class FedRep(RoundBased):
     final_epochs: NonNegativeInt = 10
     """Epochs in which all clients train their heads after the last round."""
 
-    def alone(self, job: Job) -> dict[str, Any]:
+    @property
+    def alone(self) -> dict[str, Any]:
         epochs = self.head_epochs + self.body_epochs
-        return super().alone(job) | {"local.epochs": epochs, "local.steps": None}
+        return super().alone | {"local.epochs": epochs, "local.steps": None}
 
     def shared(self, name: str) -> bool:
         return self.personal == "none" or not in_head(name)

@@ -21,12 +21,12 @@ beta > 1 does not apply to batch statistics.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, RoundBased, Upload
+from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Upload
 from hpcfed.config.conditions import field
 from hpcfed.training.losses import proximal
 
@@ -64,14 +64,13 @@ class PFedMe(RoundBased):
         return self
 
     @property
+    def steps_per_batch(self) -> int:
+        return self.inner_steps
+
+    @property
     def trains_once(self) -> bool:
         """Whether a personal model takes one step per batch."""
         return self.inner_steps == 1
-
-    def alone(self, job: Job) -> dict[str, Any]:
-        amount = "steps" if job.local.steps else "epochs"
-        times = getattr(job.local, amount) * self.inner_steps
-        return super().alone(job) | {f"local.{amount}": times}
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         download = fed.down(client, state)
