@@ -24,8 +24,9 @@ the hooks in this order:
 follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `step_passes`, `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`,
-`uses_rounds`, `trains_parts`, `trains`, `alone`, `steps_per_batch`, `draws_widths`,
-`in_virtual_time`, `samples_cohorts`, `one_at_a_time`, `edges`, `variants`, `proxy_variant`, `per`.
+`uses_rounds`, `trains_parts`, `trains`, `alone`, `extra_epochs`, `steps_per_batch`,
+`draws_widths`, `in_virtual_time`, `samples_cohorts`, `one_at_a_time`, `edges`, `variants`,
+`proxy_variant`, `per`.
 Each is a ClassVar, or a property if it depends on an option.
 """
 
@@ -113,8 +114,11 @@ class Method(Section):
     trains: ClassVar[Any] = ()
     # dict, fields of the job in which clients do the same local work without the others, by name
     # ("local.epochs"), for `hpcfed matched`: usually local training, because terms of the loss that
-    # pull to received values have no counterpart; another algorithm.name drops the method's fields
+    # pull to received values have no counterpart; another algorithm.name drops the method's fields.
+    # A method whose clients have a loss, models or examples of their own keeps its name
     alone: ClassVar[Any] = {"algorithm.name": "local"}
+    # int, epochs over a client's own examples in each round beside local.epochs, as of its head
+    extra_epochs: ClassVar[Any] = 0
     # int, number of a client's steps for each of the job's local steps
     steps_per_batch: ClassVar[Any] = 1
     # bool, whether each client's width is drawn anew from models.widths in each round

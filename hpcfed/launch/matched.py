@@ -13,6 +13,7 @@ from hpcfed.config.effects import table_defaults, tables
 from hpcfed.config.job import Job
 from hpcfed.config.load import load, load_derived
 from hpcfed.config.write import OF_ONE_CALL, to_toml
+from hpcfed.core.errors import ConfigError
 from hpcfed.storage.fields import covers, flat
 
 # tables of what happens to messages, of which there are none
@@ -34,10 +35,20 @@ def matched(method: str, words: Sequence[str]) -> str:
 
 
 def matched_job(job: Job) -> dict[str, Any]:
-    """Return the fields of the matched job, nested, without those at their defaults."""
-    amount = "steps" if job.local.steps else "epochs"
-    times = getattr(job.local, amount) * job.algorithm.steps_per_batch
-    changes = {f"local.{amount}": times} | job.algorithm.alone
+    """Return the fields of the matched job, nested, without those at their defaults.
+
+    Raises ConfigError for a round of steps and epochs.
+    """
+    method = job.algorithm
+    if job.local.steps and method.extra_epochs:
+        raise ConfigError(
+            f"{method.name}: a round has {job.local.steps} local steps and "
+            f"{method.extra_epochs} epochs beside them, which no one amount of local training "
+            f"matches\n  set local.epochs in place of local.steps"
+        )
+    amount, extra = ("steps", 0) if job.local.steps else ("epochs", method.extra_epochs)
+    times = getattr(job.local, amount) * method.steps_per_batch + extra
+    changes = {f"local.{amount}": times} | method.alone
     dropped: tuple[str, ...] = (*OF_ONE_CALL, *OF_MESSAGES)
     if changes.get("algorithm.name", job.algorithm.name) != job.algorithm.name:
         dropped = (*dropped, "algorithm", "models.proxy", "models.server")

@@ -7,6 +7,7 @@ import pytest
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.cli import main
 from hpcfed.config.load import Given, load
+from hpcfed.core.errors import ConfigError
 from hpcfed.launch.matched import matched, matched_job
 from hpcfed.main import main as run
 from hpcfed.storage.digest import digest
@@ -26,7 +27,11 @@ def job_of(name, *flags):
 def test_each_method_s_main_experiment_has_a_matched_job(name):
     job = job_of(name)
     alone = load([], environ={}, arguments=Given(job=matched_job(job)))
-    assert alone.algorithm.name == "local" or not alone.algorithm.averaging
+    if alone.algorithm.name != "local":  # the method itself, without what it exchanges
+        assert alone.algorithm.name == job.algorithm.name
+        for field, value in job.algorithm.alone.items():
+            field = field.removeprefix("algorithm.")
+            assert value is None or getattr(alone.algorithm, field) == value
     assert (alone.data, alone.seed, alone.rounds) == (job.data, job.seed, job.rounds)
     for field in ("optimiser", "lr", "batch", "augment"):
         assert getattr(alone.local, field) == getattr(job.local, field)
@@ -40,6 +45,8 @@ def test_each_method_s_main_experiment_has_a_matched_job(name):
         ("pfedme", ("--algorithm.inner_steps", "3", "--local.epochs", "2"), (6, None)),
         ("pfedme", ("--algorithm.inner_steps", "3", "--local.steps", "4"), (1, 12)),
         ("ditto", ("--algorithm.personal_epochs", "4"), (4, None)),
+        ("fedpac", ("--algorithm.head_epochs", "2", "--local.epochs", "3"), (5, None)),
+        ("fedpac", ("--algorithm.head_epochs", "0", "--local.steps", "4"), (1, 4)),
         ("fedprox", ("--local.epochs", "2"), (2, None)),
     ],
 )
@@ -47,6 +54,35 @@ def test_it_passes_over_the_examples_as_often(name, flags, local):
     job = load(["--algorithm.name", name, *ONE, *flags])
     alone = load([], environ={}, arguments=Given(job=matched_job(job)))
     assert (alone.local.epochs, alone.local.steps) == local
+
+
+def test_a_round_of_steps_and_epochs_has_no_matched_job():
+    job = load(["--algorithm.name", "fedpac", *ONE, "--local.steps", "4"])
+    with pytest.raises(ConfigError, match="4 local steps and 1 epochs beside them"):
+        matched_job(job)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("fedktl", ("--algorithm.margin", "0.2", "--algorithm.latent", "9")),
+        ("fedmd", ("--algorithm.transfer_epochs", "2", "--algorithm.subset", "9")),
+        ("fccl", ("--algorithm.intra", "0.5", "--algorithm.public_lr", "0.1")),
+        ("fedkd", ("--algorithm.hidden", "none", "--algorithm.energy_start", "0.5")),
+        ("fedkemf", ("--algorithm.mutual", "mse", "--algorithm.server_lr", "1")),
+        ("fedtype", ("--algorithm.kl", "0.5", "--algorithm.aggregation", "fedprox")),
+    ],
+)
+def test_methods_with_a_loss_or_examples_of_their_own_keep_them(name, flags):
+    needs = {"public": ("--data.public", "20"), "proxy": ("--models.proxy", "mlp")}
+    beside = [word for need in ALGORITHMS[name].load()().needs for word in needs[need]]
+    job = load(["--algorithm.name", name, *ONE, *beside, *flags])
+    alone = matched_job(job)
+    assert alone["algorithm"]["name"] == name
+    field, value = flags[0].removeprefix("--algorithm."), flags[1]
+    assert str(alone["algorithm"][field]) == value
+    assert flags[2].removeprefix("--algorithm.") not in alone["algorithm"]  # it has no effect
+    assert alone["models"].get("proxy", "") == job.models.proxy
 
 
 def test_that_of_fedavg_is_local_training_bit_for_bit(tmp_path):
@@ -78,8 +114,9 @@ def test_job_files_stand_behind_the_method_and_before_the_fields(tmp_path, capsy
 
 
 def test_what_happens_to_messages_is_left_out(tmp_path):
-    flags = ("--compression.by", "int8", "--models.proxy", "mlp", "--out", str(tmp_path))
-    table = matched_job(load(["--algorithm.name", "fedkd", *ONE, *flags]))
+    flags = ("--compression.by", "int8", "--models.server", "mlp", "--out", str(tmp_path))
+    flags += ("--data.public", "20")
+    table = matched_job(load(["--algorithm.name", "fedet", *ONE, *flags]))
     assert not {"compression", "out"} & set(table)
     assert table["models"] == {"mix": ["mlp"]}
 

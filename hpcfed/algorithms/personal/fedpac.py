@@ -69,6 +69,10 @@ class FedPAC(RoundBased):
     head_lr: PositiveFloat = field(0.1, used_if="head_epochs")
     """Learning rate of the head."""
 
+    @property
+    def extra_epochs(self) -> int:
+        return self.head_epochs
+
     def shared(self, name: str) -> bool:
         return not in_head(name)
 

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, Upload
 from hpcfed.algorithms.proxies.lowrank import pack, unpack
-from hpcfed.algorithms.proxies.pairs import WithProxy
+from hpcfed.algorithms.proxies.pairs import AveragedProxy
 from hpcfed.config.conditions import field, other_than
 from hpcfed.models.model import Pair
 from hpcfed.training.engines import gradient
@@ -66,7 +66,7 @@ class State:
     round: Tensor
 
 
-class FedKD(WithProxy):
+class FedKD(AveragedProxy):
     """With energy_start = energy_end = 1 the common model is exchanged as in FedAvg.
 
     Only rounding differs.
@@ -83,11 +83,11 @@ class FedKD(WithProxy):
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, or its number of training examples."""
-    energy_start: Energy = 0.95
+    energy_start: Energy = field(0.95, used_if="averaging")
     """Share of the squared singular values that factors keep, before the first round."""
-    energy_end: Energy = 0.98
+    energy_end: Energy = field(0.98, used_if="averaging")
     """That share in the last round; between them it changes by the same amount each round."""
-    exchange: Literal["updates", "weights"] = "updates"
+    exchange: Literal["updates", "weights"] = field("updates", used_if="averaging")
     """Compress the change of the common model, or its weights."""
     hidden: Literal["projected", "plain", "none"] = "projected"
     """Representations agree after a linear map W_h of the common model's, which each client learns;
@@ -116,7 +116,7 @@ class FedKD(WithProxy):
 
     @property
     def uses_rounds(self) -> bool:
-        return self.energy_start != self.energy_end
+        return self.averaging and self.energy_start != self.energy_end
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return upper bounds: how short the factors are follows from what is learnt."""

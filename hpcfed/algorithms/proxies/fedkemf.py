@@ -36,7 +36,7 @@ from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Job, Mean, Paired, Params, Shard, Share
 from hpcfed.algorithms.base import score_server
-from hpcfed.algorithms.proxies.pairs import WithProxy
+from hpcfed.algorithms.proxies.pairs import AveragedProxy
 from hpcfed.config.conditions import Unused, below, field, other_than, unless
 from hpcfed.models.model import Pair
 from hpcfed.training.infer import outputs
@@ -44,7 +44,7 @@ from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import fit_targets, predictor
 
 
-class FedKEMF(WithProxy):
+class FedKEMF(AveragedProxy):
     """With server_epochs = 0 FedKEMF is FML with alpha = beta = 0.5 and twice its losses."""
 
     guide = Guide(
@@ -54,7 +54,6 @@ class FedKEMF(WithProxy):
     )
 
     needs_classes: ClassVar[str] = "it distils class probabilities"
-    needs: ClassVar[tuple[str, ...]] = ("proxy", "public")
     unused: ClassVar[Unused] = {
         "weighting": unless(({"start": other_than("previous")}, {"ensemble": other_than("max")})),
     }
@@ -68,13 +67,13 @@ class FedKEMF(WithProxy):
     """Target of the server: the largest logit of each class, the mean of logits, or the mean of
     soft predictions (at temperature 1), both by `weighting`.
     """
-    start: Literal["mean", "previous"] = "mean"
+    start: Literal["mean", "previous"] = field("mean", used_if="averaging")
     """Start of the server's network: the mean of the uploaded ones, or its own of the previous
     round.
     """
     subset: PositiveInt = field(5000, used_if="server_epochs")
     """Public examples of a round, drawn anew for each."""
-    server_epochs: NonNegativeInt = 20
+    server_epochs: NonNegativeInt = field(20, used_if="averaging")
     """Epochs of the server over these examples."""
     server_lr: PositiveFloat = field(0.01, used_if="server_epochs")
     """Learning rate of the server, by plain SGD."""
@@ -92,6 +91,10 @@ class FedKEMF(WithProxy):
     """Share of cross-entropy with the public labels in the server's loss; the rest is the
     distance.
     """
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("proxy", "public") if self.averaging else ("proxy",)
 
     def refuses(self, job: Job) -> dict[str, str]:
         reasons = super().refuses(job)
@@ -111,7 +114,8 @@ class FedKEMF(WithProxy):
         return client.task.loss(private, y) + client.task.loss(proxy, y) + mutual
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        return score_server(fed, fed.job.models.proxy, state.under("proxy."))
+        server = state.under("proxy.")
+        return score_server(fed, fed.job.models.proxy, server) if server else {}
 
     def teacher(self, fed: Federation, logits: Mapping[int, Tensor], public: Shard) -> Tensor:
         """Return the ensemble's soft predictions, [U, C]; logits: of this rank's clients."""
@@ -147,7 +151,7 @@ class FedKEMF(WithProxy):
     def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Mean]]) -> Params:
         mean = fed.mean(uploads, keep=state)
         start = mean if self.start == "mean" else state
-        if not self.server_epochs:
+        if not (self.averaging and self.server_epochs):
             return start
         public = fed.public.pick(fed.draw_public(fed.t, self.subset))
         logits = {}

@@ -56,7 +56,7 @@ from hpcfed.algorithms.bayesian.gaussian import RHO, means
 from hpcfed.algorithms.bayesian.pfedbayes import PFedBayes
 from hpcfed.algorithms.personal.pfedme import PFedMe, check_step
 from hpcfed.algorithms.proxies import conformal
-from hpcfed.algorithms.proxies.pairs import WithProxy
+from hpcfed.algorithms.proxies.pairs import AveragedProxy, in_proxy
 from hpcfed.algorithms.proxies.proxy_training import PROXIES
 from hpcfed.config.conditions import Unused, field
 from hpcfed.models.model import Pair
@@ -66,7 +66,7 @@ from hpcfed.training.losses import distil, proximal, soften
 SETS = "sets/"  # prefix of the temperature, cost and threshold of a client's sets
 
 
-class FedType(WithProxy):
+class FedType(AveragedProxy):
     """With imitation = 0 and kl = 0 the private models and the proxies are trained independently.
 
     Private models are then trained locally, and proxies as in the method of `aggregation`.
@@ -82,7 +82,9 @@ class FedType(WithProxy):
     needs_classes: ClassVar[str] = "it builds prediction sets of classes"
     trains_once: ClassVar[bool] = False
 
-    aggregation: Literal["fedavg", "fedprox", "pfedme", "pfedbayes"] = "fedavg"
+    aggregation: Literal["fedavg", "fedprox", "pfedme", "pfedbayes"] = field(
+        "fedavg", used_if="averaging"
+    )
     """The method that proxies are trained and averaged by."""
     imitation: NonNegativeFloat = 1.0
     """Weight of the imitation loss of the private model; 0: it learns from labels alone."""
@@ -125,6 +127,11 @@ class FedType(WithProxy):
             check_step(self.eta, self.lam)
         return self
 
+    @property
+    def training(self) -> str:
+        """The method that proxies are trained by; others' terms pull to what was received."""
+        return self.aggregation if self.averaging else "fedavg"
+
     def pfedme(self) -> PFedMe:
         return PFedMe(lam=self.lam, eta=self.eta, inner_steps=self.inner_steps)
 
@@ -153,7 +160,7 @@ class FedType(WithProxy):
     def init(self, fed: Federation) -> Params:
         self.warn(fed)
         proxy = fed.initial(self.shared)
-        if self.aggregation != "pfedbayes":
+        if self.training != "pfedbayes":
             return proxy
         rho = proxy.pick(fed.trainable).map(lambda v: torch.full_like(v, self.rho))
         return Params({**proxy, **rho.prefixed(RHO)})
@@ -167,7 +174,8 @@ class FedType(WithProxy):
             client.load(means(state))
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        return score_server(fed, fed.job.models.proxy, state.under("proxy."))
+        server = state.under("proxy.")
+        return score_server(fed, fed.job.models.proxy, server) if server else {}
 
     def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
         """Return the private model's loss.
@@ -193,7 +201,7 @@ class FedType(WithProxy):
         value = F.cross_entropy(z, y)
         if self.kl:
             value = value + self.kl * distil(soften(eval_logits(model.own, x)), z)
-        if self.aggregation == "fedprox":
+        if self.training == "fedprox":
             value = value + proximal(model, anchor=received, mu=self.mu)
         return value
 
@@ -237,10 +245,10 @@ class FedType(WithProxy):
         data, calibration = self.split(fed, client)
         settings = self.calibrate(fed, client, data, calibration) if self.imitation else Params()
         loss = partial(self.loss, client, Params({**download, **settings}))
-        is_private = lambda name: not self.shared(name)  # noqa: E731
+        is_private = lambda name: not in_proxy(name)  # noqa: E731
         with LocalSteps(fed, client, t, data=data, only=is_private) as steps:
             client.model.requires_grad_(True)  # the proxy learns too, by an optimiser of its own
-            proxy = PROXIES[self.aggregation](self, download, steps)
+            proxy = PROXIES[self.training](self, download, steps)
             for x, y in steps:
                 value = steps.value(loss, x, y)
                 steps.backward(value)

@@ -5,31 +5,27 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from hpcfed import Client, Federation, RoundBased
+from hpcfed import Client, Federation
 from hpcfed.algorithms.base import Averaging
 
 
-class WithProxy(RoundBased):
-    """A method whose clients' models are a `Pair`."""
+class AveragedProxy(Averaging):
+    """A method whose clients' models are a `Pair`; without averaging each keeps its own proxy."""
 
     accepts: ClassVar[str] = "any models"
-    needs: ClassVar[tuple[str, ...]] = ("proxy",)
+    needs: ClassVar[Any] = ("proxy",)
 
     inference: Literal["own", "proxy"] = "own"
     """Which of a client's two models is evaluated."""
 
     def shared(self, name: str) -> bool:
-        return name.startswith("proxy.")
+        return self.averaging and in_proxy(name)
 
     def predictor(self, fed: Federation, client: Client, state: Any) -> Callable[[Any], Tensor]:
         model: Any = client.model
         return model.proxy if self.inference == "proxy" else model
 
 
-class AveragedProxy(Averaging, WithProxy):
-    """A method whose proxy is averaged; without averaging each client keeps its own."""
-
-    accepts: ClassVar[str] = "any models"
-
-    def shared(self, name: str) -> bool:
-        return self.averaging and WithProxy.shared(self, name)
+def in_proxy(name: str) -> bool:
+    """Return whether a tensor of a `Pair` is the proxy's."""
+    return name.startswith("proxy.")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpcfed import LocalSteps, Params
 from hpcfed.algorithms.bayesian.pfedbayes import Gaussians
+from hpcfed.algorithms.proxies.pairs import in_proxy
 from hpcfed.training.optimisers import keep_moments, make_optimiser
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Proxy:
     def __init__(self, method: FedType, received: Params, steps: LocalSteps):
         self.method, self.client, self.steps, self.received = method, steps.client, steps, received
         settings = steps.fed.job.local
-        self.optimiser = make_optimiser(self.client, settings, steps.lr, method.shared, "proxy")
+        self.optimiser = make_optimiser(self.client, settings, steps.lr, in_proxy, "proxy")
         self.loss = partial(method.proxy_loss, received)
 
     def learn(self, x: Any, y: Tensor) -> Tensor:

@@ -70,6 +70,9 @@ class FCCL(RoundBased):
     needs: ClassVar[tuple[str, ...]] = ("public",)
     trains_once: ClassVar[bool] = False
 
+    # both teachers are models of the client's own
+    alone: ClassVar[dict[str, Any]] = {"algorithm.public_epochs": 0, "algorithm.own_entry": None}
+
     weighting: Literal["samples", "uniform"] = field("uniform", used_if="public_epochs")
     """Weight of a client in the mean: 1, or its number of training examples."""
     subset: PositiveInt = 5000

@@ -108,6 +108,7 @@ class FedKTL(RoundBased):
     accepts: ClassVar[str] = "any models"
     needs_classes: ClassVar[str] = "it makes an image of each class"
     unused: ClassVar[Unused] = {"weighting": "nothing is averaged over clients"}
+    alone: ClassVar[dict[str, Any]] = {"algorithm.mu": 0.0}
 
     mu: NonNegativeFloat = 50.0
     """Weight of the squared distance to latent vectors; 0: nothing is exchanged."""

@@ -54,20 +54,22 @@ class FedMD(RoundBased):
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     trains_once: ClassVar[bool] = False
+    alone: ClassVar[dict[str, Any]] = {"algorithm.digest_epochs": 0}
+
     weighting: Literal["samples", "uniform"] = field("uniform", used_if="digest_epochs")
     """Weight of a client in the consensus: 1, or its number of training examples."""
     transfer_epochs: NonNegativeInt = 5
     """Epochs on the labelled public data, then as many on the client's own data, before the first
     round; 0: none.
     """
-    subset: PositiveInt = 5000
+    subset: PositiveInt = field(5000, used_if="digest_epochs")
     """Public examples of a round, drawn anew for each."""
     digest: Literal["mae", "kl"] = field("mae", used_if="digest_epochs")
     """Distance to the consensus: mean absolute error of the logits, or KL of the soft
     predictions.
     """
     digest_epochs: NonNegativeInt = 1
-    """Epochs over the round's public examples."""
+    """Epochs over the round's public examples; 0: nothing is exchanged."""
     digest_batch: PositiveInt = field(256, used_if="digest_epochs")
     """Examples in one step of the digest."""
 
@@ -113,17 +115,23 @@ class FedMD(RoundBased):
     ) -> None:
         """Let the client approach the consensus, [n, C], and train it on its own data."""
         download = fed.down(client, consensus)
-        if self.digest_epochs:
-            how: dict[str, Any] = {
-                "epochs": self.digest_epochs,
-                "size": self.digest_batch,
-                "phase": "digest",
-            }
-            sgd(fed, client, t, self.approach, data=Paired(public, download), **how)
+        how: dict[str, Any] = {
+            "epochs": self.digest_epochs,
+            "size": self.digest_batch,
+            "phase": "digest",
+        }
+        sgd(fed, client, t, self.approach, data=Paired(public, download), **how)
+        self.revisit(fed, client, state, t)
+
+    def revisit(self, fed: Federation, client: Client, state: Params, t: int) -> None:
+        """Train the client on its own data."""
         self.train(fed, client, state, t)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         fed.run(range(fed.K), lambda client: self.transfer(fed, client, state, t))
+        if not self.digest_epochs:
+            fed.run(cohort, lambda client: self.revisit(fed, client, state, t))
+            return state
         public = fed.public.pick(fed.draw_public(t, self.subset))
         uploads = fed.stream(cohort, lambda client: self.answer(fed, client, public))
         keep = Params(logits=torch.zeros(len(public), fed.classes, device=fed.device))
