@@ -4,7 +4,8 @@
 [--seeds N] [--side-by-side N]` does the runs that have no row in results/study yet, the most
 valuable first, and writes the tables. Each run leaves one line in the file of its cell; stopped,
 the same command continues. `--plan` prints core-hours by cell and what fits into `--hours`;
-`--measure` measures the seconds that it rests on. `--tables` writes the tables alone.
+`--measure` measures the seconds that it rests on. `--drop` removes rows that are no longer of the
+plan, as of matched baselines that were changed. `--tables` writes the tables alone.
 `--scale gpu` does all this for the study at the papers' size.
 """
 
@@ -39,9 +40,11 @@ PLACE = FOLDER / "study"  # of runs that are not done
 def main() -> None:
     options = arguments()
     if options.plan:
-        print_plan(read(list(PLAN["cells"])), options.cells, options.hours)
+        print_plan(read(list(PLAN["cells"])), options)
     elif options.measure:
         measure(options.cells, options.methods)
+    elif options.drop:
+        drop(options.cells)
     else:
         if not options.tables:
             work(options)
@@ -57,27 +60,36 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=16.0, help="core-hours of this call")
     parser.add_argument("--cells", nargs="+", default=[*PLAN["cells"]], choices=PLAN["cells"])
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
-    parser.add_argument("--seeds", type=int, default=0, help="only so many; default: as planned")
+    parser.add_argument("--seeds", type=int, default=0, help="only so many; default: all")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     parser.add_argument("--plan", action="store_true")
     parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--drop", action="store_true")
     parser.add_argument("--tables", action="store_true")
     return parser.parse_args()
 
 
-def print_plan(rows: dict[str, Any], cells: list[str], limit: float) -> None:
-    """Print the core-hours of each cell's missing runs, and the cells that fit into the limit.
-
-    At most: if every comparison is undecided after the first seeds.
-    """
-    total = 0.0
-    print(f"{'cell':28}{'methods':>8}{'hours':>8}{'at most':>8}{'sum':>8}  fits into {limit:g} h")
-    for cell in cells:
-        missing, most = (studycost.hours(rows, cell, more) for more in (False, True))
+def print_plan(rows: dict[str, Any], options: argparse.Namespace) -> None:
+    """Print the core-hours of each cell's missing runs, and the cells that fit into the limit."""
+    total, limit = 0.0, options.hours
+    print(f"{'cell':28}{'methods':>8}{'hours':>8}{'sum':>8}  fits into {limit:g} h")
+    for cell in options.cells:
+        missing = studycost.hours(rows, cell, options.methods, options.seeds)
         total += missing
         fits = "yes" if total <= limit else "no"
-        count = len(methods_of(cell))
-        print(f"{cell:28}{count:>8}{missing:>8.1f}{most:>8.1f}{total:>8.1f}  {fits}")
+        count = len(set(options.methods or methods_of(cell)) & set(methods_of(cell)))
+        print(f"{cell:28}{count:>8}{missing:>8.1f}{total:>8.1f}  {fits}")
+
+
+def drop(cells: Sequence[str]) -> None:
+    """Remove the rows of these cells that no run of the plan has."""
+    for cell in cells:
+        rows = read([cell])
+        keys = studyplan.obsolete(cell, rows)
+        if keys:
+            rowfiles.write(rows_of(cell), [row for key, row in rows.items() if key not in keys])
+            names = ", ".join(sorted({f"{rows[key]['method']} {rows[key]['kind']}" for key in keys}))
+            print(f"{cell}: {len(keys)} rows removed: {names}")
 
 
 def measure(cells: Sequence[str], names: Sequence[str]) -> None:
@@ -143,7 +155,7 @@ def work(options: argparse.Namespace) -> None:
 def finish(task: Task, status: int, seconds: float) -> dict[str, Any] | None:
     """The row of an ended run; None if it has ended in another way than by its job.
 
-    A run that diverges has a row too, which says so.
+    A run that diverges, or whose job is refused, has a row too, which says so.
     """
     folder = PLACE / task.key
     tuned = task.flags.removeprefix(studyplan.common_flags(task.cell, task.method)).strip()
@@ -153,6 +165,7 @@ def finish(task: Task, status: int, seconds: float) -> dict[str, Any] | None:
         outcome = figures(folder / "results.h5", each=task.kind != "trial")
     elif forks.diverged(message := forks.message(folder)) or status == WRONG:
         outcome = {"failed": message[:200]}
+        print(f"{task}: {message}", file=sys.stderr)
     else:
         print(f"{task}: status {status}: {message}", file=sys.stderr)
     forks.remove(folder)

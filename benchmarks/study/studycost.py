@@ -12,22 +12,11 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from studyplan import (
-    ALONE,
-    BASE,
-    HERE,
-    PLAN,
-    Task,
-    chosen,
-    final,
-    matched_fields,
-    methods_of,
-    tuning,
-)
+from studyplan import BASE, HERE, PLAN, Task, matched_fields, planned
 
 ROUNDS = (2, 6)  # of the runs that are measured; both end with an evaluation
 MEASURED = HERE / "seconds.json"
@@ -78,16 +67,23 @@ def estimate_by_examples(measured: Seconds, cell: str, name: str, rounds: int) -
     return rounds * times * trained / PLAN["examples_per_second"]
 
 
-def hours(rows: dict[str, Any], cell: str, more: bool) -> float:
+def hours(
+    rows: dict[str, Any], cell: str, names: Sequence[str] = (), seeds: int = 0
+) -> float:
     """Core-hours of the runs of a cell that have no row yet.
 
-    more: whether all methods get all seeds; else each gets the first ones.
+    names, seeds: only of these methods, and only so many seeds, as in studyplan.ready.
     """
     measured, done = stored(), defaultdict(list)
     for row in rows.values():
         if row["cell"] == cell and "failed" not in row:
             done[row["method"], row["kind"]].append(row["cpu"])
-    tasks = {task.key: task for task in expected(rows, cell, more)}
+    tasks = {
+        task.key: task
+        for task in planned(cell, rows)
+        if (not names or task.method in names)
+        and (not seeds or task.kind == "trial" or task.seed in PLAN["seeds"][:seeds])
+    }
     seconds = (
         mean(done[task.method, task.kind])
         if done[task.method, task.kind]
@@ -96,20 +92,6 @@ def hours(rows: dict[str, Any], cell: str, more: bool) -> float:
         if key not in rows
     )
     return sum(seconds) / 3600
-
-
-def expected(rows: dict[str, Any], cell: str, more: bool) -> Iterator[Task]:
-    """All runs of a cell. Before a method's trials are done, one of its settings counts as chosen:
-    another for each method, so that matched baselines are as different as they may become.
-    """
-    for i, name in enumerate(methods_of(cell)):
-        trials = tuning(cell, name)
-        yield from trials.values()
-        flags = chosen(cell, name, rows)
-        if flags is None:
-            flags = list(trials)[i % len(trials)]
-        few = PLAN["few"] if not more and name not in ALONE else None
-        yield from final(cell, name, flags, PLAN["seeds"][:few]) if flags else ()
 
 
 def estimate_task(measured: Seconds, task: Task) -> float:

@@ -94,7 +94,7 @@ def methods_of(cell: str) -> list[str]:
         for name in names
         if name not in PLAN["left_out"]
         and cell in PLAN["only"].get(name, [cell])
-        and (data not in ("heart", "sentiment140") or not needs_images(name))
+        and (data != "heart" or not needs_images(name))
     ]
 
 
@@ -170,7 +170,7 @@ def ready(
     """All runs that can be started now and have no row, the most valuable first.
 
     A run that several methods share is yielded once.
-    names: of methods; none: all.  seeds: only so many, and no more if undecided; 0: as planned.
+    names: of methods; none: all.  seeds: only so many; 0: all.
     """
     yielded = set(rows)
     for cell in cells:
@@ -190,26 +190,31 @@ def tasks_of(cell: str, name: str, rows: dict[str, Any], seeds: int) -> list[Tas
         return list(tuning(cell, name).values())
     if not flags:
         return []
-    few = PLAN["seeds"][: seeds or PLAN["few"]]
-    more = not seeds and (name in ALONE or undecided(cell, name, flags, rows))
-    return list(final(cell, name, flags, PLAN["seeds"] if more else few))
+    return list(final(cell, name, flags, PLAN["seeds"][: seeds or None]))
 
 
-def undecided(cell: str, name: str, flags: str, rows: dict[str, Any]) -> bool:
-    """Whether the first seeds leave open if a method differs from its matched baseline.
-
-    So it is if the mean difference is `relevant`, but its interval has 0 in it.
+def planned(cell: str, rows: dict[str, Any]) -> Iterator[Task]:
+    """All runs of a cell. Before a method's trials are done, one of its settings counts as chosen:
+    another for each method, so that matched baselines are as different as they may become.
     """
-    seeds = PLAN["seeds"][: PLAN["few"]]
-    tasks = list(final(cell, name, flags, seeds))
-    done = [rows.get(task.key, {}) for task in tasks]
-    if not all("accuracy" in row for row in done):
-        return False
-    one = difference(*(dict(zip(seeds, part, strict=True)) for part in (done[::2], done[1::2])))
-    if one is None or one.interval is None:
-        return False
-    low, high = one.interval
-    return abs(one.mean) >= PLAN["relevant"] and low <= 0 <= high
+    for i, name in enumerate(methods_of(cell)):
+        trials = tuning(cell, name)
+        yield from trials.values()
+        flags = chosen(cell, name, rows)
+        if flags is None:
+            flags = list(trials)[i % len(trials)]
+        yield from final(cell, name, flags, PLAN["seeds"]) if flags else ()
+
+
+def obsolete(cell: str, rows: dict[str, Any]) -> set[str]:
+    """The keys of a cell's rows that no run of the plan has, as of earlier matched baselines.
+
+    None before all methods of the cell are tuned: their runs are not known yet.
+    """
+    if any(chosen(cell, name, rows) is None for name in methods_of(cell)):
+        return set()
+    of_cell = {key for key, row in rows.items() if row["cell"] == cell}
+    return of_cell - {task.key for task in planned(cell, rows)}
 
 
 def difference(runs: Mapping[int, Any], base: Mapping[int, Any]) -> Paired | None:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pictures import reduce_colours
-from studyplan import PLAN, Task, chosen, difference, final, methods_of, results
+from forks import diverged
+from studyplan import PLAN, chosen, difference, final, methods_of, results, tuning
 
 from hpcfed.core.wording import count_noun
 from hpcfed.report.differences import Paired, holm
@@ -34,7 +35,7 @@ HEADS = (
     "95 % interval",
     "p (Holm)",
     "kB up",
-    "epochs",
+    "epochs / of its baseline",
     "virtual s",
     "CPU s",
 )
@@ -45,7 +46,8 @@ INTRODUCTION = """\
 How much more accurate are clients' own models than those of the matched job of local training,
 which does the same work without the other clients (`hpcfed matched METHOD`), and than those of
 local training that is tuned as well as the method? A method **helps** if the 95 % interval of the
-first difference is above 0 in most cells, and **harms** if it is below. The
+first difference is above 0 in most cells, in two or more of them, and its mean over cells is at
+least 0.01; it **harms** if both are below 0 by the same rule. The
 [design](../../study/design.md) says what the cells are, and what limits the answers. A rate and one
 weight are chosen by validation; the other settings are those of the
 [table of all methods](../methods/table.md), on all data alike.
@@ -58,21 +60,23 @@ def write(rows: Mapping[str, Any]) -> None:
     """Write a sentence per method, the table of each cell with finished methods, and the pictures
     over cells.
     """
-    parts, means = [], {}  # means: of complete cells
+    parts, complete = [], 0
+    means: dict[str, dict[str, float]] = {}  # by complete cell and method
     # over the matched baseline, and over tuned local training, by method and cell
     gains: dict[str, dict[str, Paired]] = {}
     over_local: dict[str, dict[str, Paired]] = {}
     for cell in PLAN["cells"]:
         runs, baselines = finished(cell, dict(rows))
         if runs:
-            undecided, failed = missing(cell, dict(rows)), diverged(cell, dict(rows))
-            so_far = f"So far without {', '.join(undecided)}." if undecided else "Complete."
-            lost = "".join(f" {name} diverged with {which}." for name, which in failed.items())
-            parts += [f"## {cell}", "", so_far + lost, "", *table(runs, baselines), ""]
-            if not undecided:
-                complete = {n: by_seed for n, by_seed in runs.items() if n not in failed}
-                means[cell] = {name: accuracy(by_seed) for name, by_seed in complete.items()}
-        for name in runs.keys() & baselines.keys() if "local" in runs else ():
+            undecided, failed = missing(cell, dict(rows)), failures(cell, dict(rows))
+            seeds = common_seeds({n: by_seed for n, by_seed in runs.items() if n not in failed})
+            parts += [f"## {cell}", "", introduction(undecided, failed, seeds), ""]
+            parts += [*table(runs, baselines, seeds), ""]
+            complete += not undecided
+            if not undecided and cell not in PLAN["apart"]:
+                means[cell] = {n: accuracy(runs[n], seeds) for n in runs if n not in failed}
+        counts = "local" in runs and cell not in PLAN["apart"]
+        for name in runs.keys() & baselines.keys() if counts else ():
             gain, over = (difference(runs[name], one) for one in (baselines[name], runs["local"]))
             if gain and gain.interval and over:
                 gains.setdefault(name, {})[cell] = gain
@@ -90,8 +94,10 @@ def write(rows: Mapping[str, Any]) -> None:
     if draw_ranks(means, folder / "ranks.png"):
         head += ["![Mean ranks of methods over the cells that all of them have](ranks.png)", ""]
     caption = [
-        f"Tables: accuracy of clients' own models, mean over clients. {len(means)} of "
-        f"{len(PLAN['cells'])} cells are complete.",
+        "Tables: accuracy of clients' own models, mean over clients and over the seeds that all "
+        "methods of the cell have. Differences are over the seeds that both sides have; in "
+        f"parentheses are the method's. {complete} of {len(PLAN['cells'])} cells are complete. "
+        f"{', '.join(PLAN['apart'])}: in no verdict and no rank.",
         "",
     ]
     (folder / "table.md").write_text("\n".join([*head, *caption, *parts]))
@@ -113,10 +119,11 @@ class Verdict(NamedTuple):
     @property
     def decision(self) -> tuple[str, list[str]]:
         """Whether it helps or harms by the rule of design.md, and the cells that say so."""
-        for word, cells in (("helps", self.above), ("harms", self.below)):
-            if 2 * len(cells) > self.cells:
+        for word, cells, sign in (("helps", self.above, 1), ("harms", self.below, -1)):
+            in_most = len(cells) > 1 and 2 * len(cells) > self.cells
+            if in_most and sign * self.mean >= PLAN["relevant"]:
                 return word, cells
-        return "no difference seen", []
+        return ("one cell, no verdict" if self.cells == 1 else "neither helps nor harms"), []
 
     @property
     def brief(self) -> str:
@@ -150,8 +157,15 @@ def sentence(name: str, gains: Mapping[str, Paired], one: Verdict) -> str:
             f"**{name} {word}** in {len(deciding)} of {cells}: {average}, most in {most} "
             f"({gains[most].mean:+.3f}){over}."
         )
-    intervals = f"above 0 in {len(one.above)} and below in {len(one.below)} of {cells}"
-    return f"**{name}** makes no difference that could be seen: {average}, {intervals}{over}."
+    if one.cells == 1:
+        [(cell, gain)] = gains.items()
+        low, high = gain.interval or (np.nan, np.nan)
+        return (
+            f"**{name}** was run in one cell, {cell}, which gives no verdict: {one.mean:+.3f}, "
+            f"interval {low:+.3f} to {high:+.3f}{over}."
+        )
+    intervals = f"interval above 0 in {len(one.above)} and below in {len(one.below)} of {cells}"
+    return f"**{name}** neither helps nor harms by this rule: {average}, {intervals}{over}."
 
 
 def overview(gains: Mapping[str, Mapping[str, Paired]], order: list[str]) -> list[str]:
@@ -193,67 +207,107 @@ def finished(cell: str, rows: dict[str, Any]) -> tuple[dict[str, Runs], dict[str
 
 
 def missing(cell: str, rows: dict[str, Any]) -> list[str]:
-    """The methods of a cell that lack a run which the plan has; of some all trials diverge."""
-    unfinished = []
+    """The methods of a cell that lack a run of the plan, of their own or of the baseline.
+
+    Failed runs have a row.
+    """
+
+    def lacks(name: str) -> bool:
+        flags = chosen(cell, name, rows)
+        tasks = final(cell, name, flags, PLAN["seeds"]) if flags else ()
+        return flags is None or any(task.key not in rows for task in tasks)
+
+    return [name for name in methods_of(cell) if lacks(name)]
+
+
+def failures(cell: str, rows: dict[str, Any]) -> dict[str, str]:
+    """The methods of a cell with failed runs, and which: of all trials, or of these seeds."""
+    failed = {}
     for name in methods_of(cell):
         flags = chosen(cell, name, rows)
-        if flags is None or (
-            flags and any(task.key not in rows for task in own(cell, name, flags))
-        ):
-            unfinished.append(name)
-    return unfinished
+        if flags == "":
+            trials = [rows[task.key]["failed"] for task in tuning(cell, name).values()]
+            failed[name] = f"{name} is absent: {reason(trials)} in all {len(trials)} trials"
+        parts = []
+        for kind, whose in (("seed", name), ("matched", f"the matched baseline of {name}")):
+            tasks = [t for t in final(cell, name, flags or "", PLAN["seeds"]) if t.kind == kind]
+            done = [rows.get(task.key, {}) for task in tasks] if flags else []
+            if why := [row["failed"] for row in done if "failed" in row]:
+                seeds = count_noun(len(tasks), "seed")
+                parts.append(f"{whose} {reason(why)} with {len(why)} of {seeds}")
+        if parts:
+            failed[name] = ", and ".join(parts)
+    return failed
 
 
-def diverged(cell: str, rows: dict[str, Any]) -> dict[str, str]:
-    """The methods of a cell with runs that diverged, and with how many of the first seeds."""
-    losses = {}
-    for name in methods_of(cell):
-        tasks = own(cell, name, flags) if (flags := chosen(cell, name, rows)) else []
-        lost = sum("accuracy" not in rows.get(task.key, {"accuracy": 0}) for task in tasks)
-        if lost:
-            losses[name] = f"{lost} of {count_noun(len(tasks), 'seed')}"
-    return losses
+def reason(messages: list[str]) -> str:
+    """Why runs failed: they diverged, or were refused with the first message."""
+    refused = [message for message in messages if not diverged(message)]
+    return f"failed ({refused[0]})" if refused else "diverged"
 
 
-def own(cell: str, name: str, flags: str) -> list[Task]:
-    """The runs of a method with the first seeds, without those of its matched baseline."""
-    seeds = PLAN["seeds"][: PLAN["few"]]
-    return [task for task in final(cell, name, flags, seeds) if task.kind != "matched"]
+def introduction(undecided: list[str], failed: Mapping[str, str], seeds: list[int]) -> str:
+    """What is above the table of a cell.
+
+    undecided: methods that lack runs.  failed: by method, as a sentence.  seeds: of accuracies.
+    """
+    so_far = f"So far without all runs of {', '.join(undecided)}." if undecided else "Complete."
+    of_seeds = f"Accuracies are means over seeds {', '.join(map(str, seeds))}."
+    return " ".join([so_far, *(f"{text}." for text in failed.values()), of_seeds])
 
 
-def accuracy(runs: Runs) -> float:
-    return float(np.mean([mean(row["accuracy"]) for row in runs.values()]))
+def common_seeds(runs: Mapping[str, Runs]) -> list[int]:
+    """The seeds that all of these methods have."""
+    return [seed for seed in PLAN["seeds"] if all(seed in by_seed for by_seed in runs.values())]
+
+
+def accuracy(runs: Runs, seeds: list[int]) -> float:
+    """The mean accuracy over those of these seeds that there are; nan without any."""
+    values = [mean(runs[seed]["accuracy"]) for seed in seeds if seed in runs]
+    return float(np.mean(values)) if values else np.nan
 
 
 def mean(values: list[float | None]) -> float:
     return float(np.mean([value for value in values if value is not None]))
 
 
-def table(runs: dict[str, Runs], baselines: dict[str, Runs]) -> list[str]:
-    """The lines of a cell's table, the most accurate method first."""
+def table(runs: dict[str, Runs], baselines: dict[str, Runs], seeds: list[int]) -> list[str]:
+    """The lines of a cell's table, the most accurate method first; last, those with other seeds.
+
+    seeds: of accuracies.
+    """
     over = {n: difference(r, runs["local"]) for n, r in runs.items() if "local" in runs}
     over.pop("local", None)
     alone = {n: difference(runs[n], baselines[n]) for n in runs if n in baselines}
     corrected = [correct(column) for column in (over, alone)]
     lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
-    for name in sorted(runs, key=lambda name: -accuracy(runs[name])):
+    lacks = {name: not set(seeds) <= runs[name].keys() for name in runs}
+    means = {name: accuracy(runs[name], seeds) for name in runs}
+    for name in sorted(runs, key=lambda name: (lacks[name], -np.nan_to_num(means[name]))):
         by_seed = list(runs[name].values())
+        shared = [runs[name][seed] for seed in seeds if seed in runs[name]]
         over_local, over_matched = over.get(name), alone.get(name)
         cells = [
             f"{name} ({len(by_seed)})",
-            f"{accuracy(runs[name]):.3f}",
-            f"{np.mean([mean(row['received']) for row in by_seed]):.3f}",
+            f"{means[name]:.3f}",
+            f"{np.mean([mean(row['received']) for row in shared]):.3f}" if shared else "",
             *difference_cells(over_local, corrected[0].get(name)),
             effect(over_local),
             better_and_worse(over_local),
             *difference_cells(over_matched, corrected[1].get(name)),
             f"{np.mean([row['up'] for row in by_seed]) / 1e3:,.1f}",
-            f"{np.mean([row['epochs'] for row in by_seed]):.0f}",
+            " / ".join(f"{e:.0f}" for e in epochs(by_seed, baselines.get(name, {}))),
             f"{np.mean([row['virtual'] for row in by_seed]):,.0f}",
             f"{np.mean([row['cpu'] for row in by_seed]):.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def epochs(by_seed: list[dict[str, Any]], baseline: Runs) -> list[float]:
+    """Mean epochs over a client's examples of a method's runs, and of its baseline's."""
+    sides = [by_seed, list(baseline.values())]
+    return [float(np.mean([row["epochs"] for row in side])) for side in sides if side]
 
 
 def correct(column: Mapping[str, Paired | None]) -> dict[str, float]:
@@ -281,7 +335,9 @@ def better_and_worse(one: Paired | None) -> str:
 
 
 def draw_ranks(means: Mapping[str, Mapping[str, float]], path: Path) -> bool:
-    """Draw mean ranks over the cells, one panel for clients with different models and one without.
+    """Draw mean ranks over cells, one panel for clients with different models and one without.
+
+    means: by cell and method, each over seeds that all methods of the cell have.
 
     A panel needs two cells and three methods that all of its cells have; without one there is no
     picture, and the result is False.
