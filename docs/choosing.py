@@ -76,7 +76,8 @@ rivals.
 
 *Beside the same work alone*: whether clients' own models gain over the matched job of local
 training, by how much accuracy on average, and in how many cells of [the
-study](benchmarks/results/study/table.md).
+study](benchmarks/results/study/table.md). A method helps or harms there if the interval of its gain
+leaves out 0 on that side in most cells, at least two, and the mean is at least 0.01.
 """
 
 

@@ -88,7 +88,9 @@ def drop(cells: Sequence[str]) -> None:
         keys = studyplan.obsolete(cell, rows)
         if keys:
             rowfiles.write(rows_of(cell), [row for key, row in rows.items() if key not in keys])
-            names = ", ".join(sorted({f"{rows[key]['method']} {rows[key]['kind']}" for key in keys}))
+            names = ", ".join(
+                sorted({f"{rows[key]['method']} {rows[key]['kind']}" for key in keys})
+            )
             print(f"{cell}: {len(keys)} rows removed: {names}")
 
 

@@ -67,9 +67,7 @@ def estimate_by_examples(measured: Seconds, cell: str, name: str, rounds: int) -
     return rounds * times * trained / PLAN["examples_per_second"]
 
 
-def hours(
-    rows: dict[str, Any], cell: str, names: Sequence[str] = (), seeds: int = 0
-) -> float:
+def hours(rows: dict[str, Any], cell: str, names: Sequence[str] = (), seeds: int = 0) -> float:
     """Core-hours of the runs of a cell that have no row yet.
 
     names, seeds: only of these methods, and only so many seeds, as in studyplan.ready.

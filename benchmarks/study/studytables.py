@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pictures import reduce_colours
 from forks import diverged
+from pictures import reduce_colours
 from studyplan import PLAN, chosen, difference, final, methods_of, results, tuning
 
 from hpcfed.core.wording import count_noun
@@ -348,6 +348,7 @@ def draw_ranks(means: Mapping[str, Mapping[str, float]], path: Path) -> bool:
         panels.setdefault(kind, []).append(by_method)
     ranks = {kind: rank(cells) for kind, cells in panels.items() if len(cells) > 1}
     ranks = {kind: one for kind, one in ranks.items() if len(one.mean) >= LEAST}
+    path.unlink(missing_ok=True)  # of rows that were complete before
     if ranks:
         plotting.save(draw(ranks), path)
         reduce_colours(path)
