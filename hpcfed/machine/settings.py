@@ -21,6 +21,8 @@ PLACES = (
     *("", "cudnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn"),
     *("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"),
 )
+FRESH_PRECISIONS = {"cudnn.conv": "tf32", "cudnn.rnn": "tf32"}  # of other places "none"
+MATMUL, CUDNN_TF32 = "older matmul", "older cudnn"  # what the older interface reads
 
 
 @contextmanager
@@ -76,30 +78,51 @@ def take_precisions() -> dict[str, Any]:
 
     torch has two interfaces for them. Setting by the older one sets both; reading by it raises
     RuntimeError after a setting by the newer one (`fp32_precision`) that differs, so what cannot be
-    read is not set by it either.
+    read is not restored by it either. Only what differs is set: a setting that oneDNN sees changed,
+    even if it is changed back, can make products in bfloat16 take twice as long.
     """
-    before: dict[str, Any] = {}
-    with suppress(RuntimeError):
-        before["older matmul"] = torch.get_float32_matmul_precision()
-    with suppress(RuntimeError):
-        before["older cudnn"] = torch.backends.cudnn.allow_tf32
+    before = read_older()
     for place in PLACES:  # from above, so that each shows its own
         module = backend(place)
         if hasattr(module, "fp32_precision"):
             before[place] = module.fp32_precision
-            module.fp32_precision = "none"
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = True
+            set_place(place, FRESH_PRECISIONS.get(place, "none"))
+    set_older("highest", True)
     return before
 
 
 def restore_precisions(before: dict[str, Any]) -> None:
     """Restore what `take_precisions` returned."""
-    torch.set_float32_matmul_precision(before.get("older matmul", "highest"))
-    torch.backends.cudnn.allow_tf32 = before.get("older cudnn", True)
-    for place in PLACES:
+    set_older(before.get(MATMUL, "highest"), before.get(CUDNN_TF32, True))
+    for place in reversed(PLACES):  # while those above are as in a fresh process
         if place in before:
-            backend(place).fp32_precision = before[place]
+            set_place(place, before[place])
+
+
+def read_older() -> dict[str, Any]:
+    """Return the precisions that torch's older interface can read."""
+    values: dict[str, Any] = {}
+    with suppress(RuntimeError):
+        values[MATMUL] = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        values[CUDNN_TF32] = torch.backends.cudnn.allow_tf32
+    return values
+
+
+def set_older(matmul: str, cudnn: bool) -> None:
+    """Set precisions by torch's older interface, if it does not read these values."""
+    current = read_older()
+    if current.get(MATMUL) != matmul:
+        torch.set_float32_matmul_precision(matmul)
+    if current.get(CUDNN_TF32) != cudnn:
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def set_place(place: str, precision: str) -> None:
+    """Set the precision of a place by torch's newer interface, if it has another one."""
+    module = backend(place)
+    if module.fp32_precision != precision:
+        module.fp32_precision = precision
 
 
 def backend(place: str) -> Any:

@@ -426,10 +426,26 @@ def test_a_call_has_its_own_precision_of_products_and_leaves_that_of_torchs_newe
         wanted = precisions()
         with usual_settings():
             assert precisions() == dict(
-                zip(PRECISIONS, ("none", "ieee", "tf32", "ieee"), strict=True)
+                zip(PRECISIONS, ("none", "none", "tf32", "none"), strict=True)
             )
             prepare(torch.device("cpu"), 1, "tf32")
             assert backend("cuda.matmul").fp32_precision == "tf32"
         assert precisions() == wanted
     finally:
         backend(place).fp32_precision = fresh
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="this torch has the older interface alone"
+)
+def test_a_call_sets_no_precision_of_products_that_is_that_of_a_fresh_process(monkeypatch):
+    writes = []
+    # the first one: whatever other tests have left
+    with usual_settings(), monkeypatch.context() as patch:
+        patch.setattr(torch, "set_float32_matmul_precision", writes.append)
+        for setter in ("_set_fp32_precision_setter", "_set_cudnn_allow_tf32"):
+            patch.setattr(torch._C, setter, lambda *values: writes.append(values))
+        with usual_settings():
+            pass
+        backend("mkldnn.matmul").fp32_precision = "tf32"
+    assert writes == [("mkldnn", "matmul", "tf32")]
