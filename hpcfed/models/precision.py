@@ -52,6 +52,7 @@ NORM_GROUP = 16  # channels per group of group normalisation
 PRODUCTS = (nn.Linear, _ConvNd)  # layers whose weights multiply one input
 # those that choose
 LAYERS = (*PRODUCTS, nn.RNNBase, nn.GroupNorm, nn.MultiheadAttention, Attend)
+is_enabled = torch.is_autocast_enabled  # each layer asks, and may take only 10 us
 
 
 def autocast(
@@ -130,23 +131,26 @@ def choose_precisions(model: nn.Module) -> None:
 
 def _compute(module: nn.Module, *args: Any, **named: Any) -> Any:
     """Compute a layer's forward, in float32 if it stays float32 under autocast."""
-    if _converts(args):
+    if (is_enabled("cpu") or is_enabled("cuda")) and _converts(args):
         return _compute_low(module, args, named)
-    return _forward(module)(*args, **named)
+    # what `_forward` returns, without a call and a bound method, which take 1 us together
+    forward = module.__dict__.get("own_forward")
+    return forward(*args, **named) if forward else type(module).forward(module, *args, **named)
 
 
 def _compute_and_raise(module: nn.Module, *args: Any, **named: Any) -> Any:
     """Compute the forward of a body or head, and return float32."""
-    if _converts(args):
+    if (is_enabled("cpu") or is_enabled("cuda")) and _converts(args):
         return raised(_compute_low(module, args, named))
-    return _forward(module)(*args, **named)
+    forward = module.__dict__.get("own_forward")
+    return forward(*args, **named) if forward else type(module).forward(module, *args, **named)
 
 
 def _converts(args: tuple[Any, ...]) -> bool:
-    """Return whether autocast is on for a call; without it a layer may take only 10 us."""
+    """Return whether autocast is on for the device of a call's input."""
     x = args[0] if args else None
-    gpu = x.is_cuda if isinstance(x, Tensor) else torch.is_autocast_enabled("cuda")
-    return torch.is_autocast_enabled("cuda" if gpu else "cpu")  # x.device.type takes 2 us
+    gpu = x.is_cuda if isinstance(x, Tensor) else is_enabled("cuda")
+    return is_enabled("cuda" if gpu else "cpu")  # x.device.type takes 2 us
 
 
 def _compute_low(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:

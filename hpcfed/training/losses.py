@@ -137,7 +137,8 @@ def at_ascent(
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with torch.enable_grad():
         value = loss(model, x, y)
-        slopes = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
+        with full(value.device):  # else products of float32 layers' gradients are in bfloat16
+            slopes = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
     shift = ascent(trained, slopes, rho, eta)
     shifted = {f"model.{name}": p + shift[name] for name, p in trained.items()}
     # which the second pass may change

@@ -18,7 +18,7 @@ from hpcfed.core.aligned import BOUNDARY
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import not_finite
-from hpcfed.models.precision import autocast
+from hpcfed.models.precision import autocast, raised
 from hpcfed.training.batches import batches
 from hpcfed.training.infer import FEW, outputs
 from hpcfed.training.recorded_step import alike
@@ -109,7 +109,8 @@ def fit(
 ) -> Params:
     """Return new parameters after training on n examples; the given ones stay as they are.
 
-    loss: (parameters by name, batch) -> scalar.  batch: positions in 0..n-1 -> a batch.
+    loss: (parameters by name, batch) -> scalar, in float32 for any run.precision; of a model it is
+    the outputs by `forward`.  batch: positions in 0..n-1 -> a batch.
     key: names the order of the examples.
     epochs: passes over the examples.  steps: number of steps, instead of epochs.
     size: examples in a batch.
@@ -142,8 +143,7 @@ def fit(
                 descent.param_groups[0]["lr"] = lr * 0.5 ** (done // halve_every)
             descent.zero_grad()
             part = batch(rows)
-            with autocast(fed.job.run.precision, fed.device):
-                value = loss(new, part)
+            value = loss(new, part)
             value.backward()
             if clip:
                 torch.nn.utils.clip_grad_norm_(leaves, clip)
@@ -164,6 +164,12 @@ def fit(
 def call(skeleton: Skeleton, params: Params, x: Any) -> Tensor:
     """Return the module's output with these parameters and buffers instead of its own."""
     return functional_call(skeleton.model, dict(params), (x,))
+
+
+def forward(fed: Federation, skeleton: Skeleton, params: Params, x: Any) -> Tensor:
+    """Return what `call` does, for a loss of `fit`: layers are computed in the run's precision."""
+    with autocast(fed.job.run.precision, fed.device, skeleton.model, x):
+        return raised(call(skeleton, params, x))
 
 
 def parameters(skeleton: Skeleton) -> Callable[[str], bool]:
@@ -251,7 +257,10 @@ def fit_targets(
 
     looks = Watch(missed, params, patience) if len(apart) else watch
     module.model.train()
-    objective = lambda current, part: loss(call(module, current, part[0]), part[1])  # noqa: E731
+
+    def objective(current: Params, part: tuple[Tensor, Tensor]) -> Tensor:
+        return loss(forward(fed, module, current, part[0]), part[1])
+
     return fit(
         fed,
         params,

@@ -8,7 +8,8 @@
 | `resumed` | 2     | 2      | continues from what `stopped` saved; late scores; rank 0 owns no    |
 |           |       |        | client                                                              |
 | `graphed` | 1     | 1, 2   | no evaluation, no undo log; recorded steps, as CUDA graphs with a   |
-|           |       |        | stand-in for the capture; in 3 the loss is nan                      |
+|           |       |        | stand-in for the capture; bf16, but all layers are small; in 3 the  |
+|           |       |        | loss is nan                                                         |
 | `away`    | 1     | 1, 2   | on a GPU that is not there; resumed after round 1                   |
 
 All of them must have the bits of `whole`. If one does not, leave out what is special about it,
@@ -51,6 +52,7 @@ from hpcfed.launch.plan.command import demand
 from hpcfed.launch.plan.costs import Costs
 from hpcfed.launch.plan.predict import Demand
 from hpcfed.machine.heartbeat import Heartbeat, Stopped
+from hpcfed.models import precision
 from hpcfed.storage import names
 from hpcfed.training import graphs, local, optimisers, stacked
 from tests import saving
@@ -70,6 +72,7 @@ SCORED = (
 LAST_RANK = ("--run.speeds", "1e-9,1")  # of two, which gets all clients
 UNSCORED = ("--evaluate.every", "1000", "--evaluate.before", "false")
 DROP = ("--run.on_client_fault", "drop")
+LARGE = 1e15  # multiply-adds, which no layer here has
 FEW = 30_000  # bytes of clients' states on a GPU; one takes 10,000 to 70,000
 
 
@@ -255,11 +258,18 @@ class Examination:
 
     @once
     def graphed(self) -> Watch:
-        """The run with replayed steps, without evaluation and undo log; a loss of nan ends it."""
+        """The run with replayed steps, without evaluation and undo log; a loss of nan ends it.
+
+        Its objectives are computed under autocast, as if a model had a large layer too: small
+        layers and the formulas of losses have the bits of float32.
+        """
         flags = (*LONG, *UNSCORED, *self.flags, "--training.engine", "graphed")
-        watch, rounds = Watch(), toy.start(Serial(), self.make(self.method, *flags))
+        watch, flags = Watch(), (*flags, "--run.precision", "bf16")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(graphs, "capture", toy.capture_on_cpu([]))
+            patch.setattr(precision, "SMALL", LARGE)
+            patch.setattr(precision, "least_batch", lambda model: 0)
+            rounds = toy.start(Serial(), self.make(self.method, *flags))
             for _ in range(DIVERGED - 1):
                 watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
         with nan_losses(load(self.method)):

@@ -121,7 +121,7 @@ def test_a_client_that_fails_is_one_that_drops_out(runs: Examination):
     assert toy.differences(without_faults(failed), without_faults(dropped)) == []
 
 
-def test_neither_evaluation_nor_undo_log_nor_replay_of_steps_changes_what_is_learned(
+def test_neither_evaluation_nor_undo_log_nor_replay_nor_autocast_changes_what_is_learned(
     runs: Examination,
 ):
     for plain, evaluated in zip(runs.graphed.outcomes, runs.whole.outcomes, strict=False):

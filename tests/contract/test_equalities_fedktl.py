@@ -12,11 +12,12 @@ from torch import nn
 
 from hpcfed.algorithms.data_free.generators import ImageGenerator
 from hpcfed.algorithms.public_data import fedktl
-from hpcfed.algorithms.public_data.fedktl import discrepancy, frame, widen
+from hpcfed.algorithms.public_data.fedktl import BANDWIDTHS, frame, widen
 from hpcfed.algorithms.public_data.image_decoder import decode
 from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
+from hpcfed.training.losses import mean_discrepancy
 from tests.contract import referee, toy
 
 LATENT, EPOCHS, MU, LAM = 8, 3, 2.0, 0.5
@@ -216,9 +217,9 @@ def test_arcface_by_hand():
 
 def test_the_discrepancy_by_hand():
     a, b = torch.zeros(1, 2), torch.tensor([[2.0, 4.0]])  # of squared distance 20
-    assert discrepancy(a, b).item() == pytest.approx(3.3869, abs=1e-4)
+    assert mean_discrepancy(a, b, BANDWIDTHS).item() == pytest.approx(3.3869, abs=1e-4)
     x = torch.randn(5, 3, generator=rng.torch_stream(0, "x"))
-    assert abs(discrepancy(x, x).item()) < 1e-6
+    assert abs(mean_discrepancy(x, x, BANDWIDTHS).item()) < 1e-6
 
 
 def test_class_means_are_sent_for_own_classes_alone():

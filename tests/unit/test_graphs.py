@@ -29,7 +29,7 @@ from hpcfed.training.adapt import fisher
 from hpcfed.training.graphs import Graph
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.recorded_step import RecordedStep
-from hpcfed.training.server import fit
+from hpcfed.training.server import fit, forward
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, a fixture
 
@@ -335,17 +335,50 @@ def test_bf16_has_the_same_bits_in_every_engine(
     assert "cannot be recorded" not in capsys.readouterr().err
 
 
-def test_training_on_the_server_is_computed_in_the_runs_precision():
+def test_stacked_clients_train_in_bf16_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Products for several clients at once may be rounded to other bfloat16 values."""
+    monkeypatch.setattr(precision, "SMALL", 0)
+    flags = (
+        *("--models.mix", "mlp", "--rounds", "1", "--clients", "4", "--data.partition", "iid"),
+        *("--local.optimiser", "sgd", "--training.stack", "4", "--training.engine"),
+    )
+    eager, low, stacked = (
+        toy.run(Serial(), toy.job("fedavg", *flags, engine, "--run.precision", name)).state
+        for engine, name in (("eager", "float32"), ("eager", "bf16"), ("stacked", "bf16"))
+    )
+    assert "cannot" not in capsys.readouterr().err
+    rounding = max(torch.dist(low[name], eager[name]).item() for name in eager)
+    assert rounding > 1e-5
+    for name in eager:
+        assert 0 < torch.dist(stacked[name], eager[name]) < 2 * rounding
+        assert torch.dist(stacked[name], low[name]) < 0.5 * rounding
+        print(
+            name,
+            torch.dist(stacked[name], eager[name]),
+            torch.dist(low[name], eager[name]),
+            torch.dist(stacked[name], low[name]),
+        )
+
+
+@pytest.mark.parametrize("small, low", [(0, torch.bfloat16), (1e15, torch.float32)])
+def test_on_the_server_large_layers_are_computed_in_the_runs_precision_and_formulas_in_float32(
+    small: float, low: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(precision, "SMALL", small)
     fed, types = federation("--run.precision", "bf16", *EAGER), []
+    module = fed.module("mlp")
+    module.model.body[1].register_forward_hook(lambda *values: types.append(values[2].dtype))
 
     def loss(params: Params, rows: np.ndarray) -> Tensor:
-        product = params["w"] @ params["w"]
-        types.append((product.dtype, params["w"].dtype))
-        return product.float().sum()
+        logits = forward(fed, module, params, torch.ones(len(rows), *toy.SHAPE))
+        types.extend([logits.dtype, (logits @ logits.T).dtype])
+        return logits.sum()
 
-    start = Params(w=torch.eye(3))
+    start = module.items(lambda name: True).clone()
     fit(fed, start, loss, lambda rows: rows, 4, "test", size=4, lr=0.1)
-    assert types == [(torch.bfloat16, torch.float32)]
+    assert types == [low, torch.float32, torch.float32]
 
 
 def test_the_fisher_information_is_computed_in_the_runs_precision(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hpcfed.algorithms.personal.factors import factorise
 from hpcfed.models import build, precision
 from hpcfed.models.model import Head, Model
 from hpcfed.models.precision import (
@@ -21,6 +22,7 @@ from hpcfed.models.precision import (
     stays_float32,
 )
 from hpcfed.models.transformer import Attend
+from hpcfed.training.losses import at_ascent
 
 pytestmark = pytest.mark.quick
 CPU = torch.device("cpu")
@@ -244,3 +246,29 @@ def test_a_layers_own_forward_is_computed_where_bfloat16_is_emulated(
     x = torch.ones(16, 1000)
     with autocast("bf16", CPU), torch.no_grad():
         torch.testing.assert_close(doubled(x), 2 * plain(x), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("model, x", [("cnn", (1, 28, 28)), ("mlp", (20,))])
+def test_layers_whose_weights_are_products_of_factors_stay_float32(
+    model: str, x: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(precision, "SMALL", 0)
+    factorised = factorise(build(model, x, 10, 32), 4, 4.0, 1.0, personal=False)
+    choose_precisions(factorised)
+    assert set(dtypes(factorised, torch.randn(10, *x)).values()) == {torch.float32}
+    assert least_batches(factorised, torch.zeros(1, *x)) == {}
+
+
+def test_the_ascent_of_a_small_layer_is_computed_in_float32():
+    """Its gradient is taken inside of the loss, where autocast would reach its products."""
+    model, x, y = nn.Linear(20, 3), torch.randn(8, 20), torch.arange(8) % 3
+    choose_precisions(model)
+    losses = []
+    for name in ("float32", "bf16"):
+        with autocast(name, CPU):
+            losses.append(at_ascent(cross_entropy, model, x, y, rho=1.0))
+    assert torch.equal(*losses)
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), y)

@@ -45,7 +45,7 @@ from hpcfed.clients.client import Extended
 from hpcfed.config.conditions import field
 from hpcfed.core.inputs import restore
 from hpcfed.training.local import count_work
-from hpcfed.training.server import call, fit, parameters
+from hpcfed.training.server import fit, forward, parameters
 
 Made = tuple[Tensor, Tensor]  # examples as models take them, [n, *shape], and their classes, [n]
 
@@ -170,7 +170,7 @@ class ZeroShot(RoundBased):
         weight = len(y) / (counts.clamp(min=1) * (counts > 0).sum()).float()
 
         def loss(params: Params, rows: Tensor) -> Tensor:
-            return F.cross_entropy(call(module, params, x[rows]), y[rows], weight)
+            return F.cross_entropy(forward(fed, module, params, x[rows]), y[rows], weight)
 
         return fit(
             fed,

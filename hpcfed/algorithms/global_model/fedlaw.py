@@ -31,7 +31,7 @@ from torch import Tensor
 from hpcfed import Federation, Guide, Params, RoundBased, field
 from hpcfed.algorithms.base import check_public_labels
 from hpcfed.algorithms.clusters.clusters import stack
-from hpcfed.training.server import call, fit, parameters, recalibrate
+from hpcfed.training.server import fit, forward, parameters, recalibrate
 
 
 class FedLAW(RoundBased):
@@ -88,7 +88,8 @@ class FedLAW(RoundBased):
 
         def loss(weights: Params, part: tuple[Any, Tensor]) -> Tensor:
             x, y = part
-            return F.cross_entropy(call(module, combine(stacked, weights, is_trained), x), y)
+            combined = combine(stacked, weights, is_trained)
+            return F.cross_entropy(forward(fed, module, combined, x), y)
 
         module.model.train()
         steps_per_epoch = -(-len(fed.public) // self.server_batch)

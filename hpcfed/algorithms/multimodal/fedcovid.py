@@ -55,6 +55,7 @@ from hpcfed import (
 from hpcfed.algorithms.base import OWN_LOSS, warn_of_short_run
 from hpcfed.config.conditions import Unused, above, below, field
 from hpcfed.models.fusion import Fusion
+from hpcfed.models.precision import full, raised
 from hpcfed.training.local import learning_rate
 from hpcfed.training.losses import proximal
 
@@ -208,8 +209,10 @@ def margin_loss(p: Tensor, side: Tensor, counts: Tensor, margin: float) -> Tenso
 
     p: [n, d].  side: [n], bool.  counts: [n], bool.
     """
+    p = raised(p)
     member = torch.stack([side & counts, ~side & counts], 1).to(p.dtype)  # [n, 2]
-    sums, sizes = member.T @ p, member.sum(0)  # [2, d], [2]
+    with full(p.device):  # a sum minus p would have the rounding of the sum
+        sums, sizes = member.T @ p, member.sum(0)  # [2, d], [2]
     same_side, other_side = torch.where(side, 0, 1), torch.where(side, 1, 0)
     near = (sums[same_side] - p) / (sizes[same_side] - 1).clamp(min=1)[:, None]
     far = sums[other_side] / sizes[other_side].clamp(min=1)[:, None]

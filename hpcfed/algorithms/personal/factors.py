@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hpcfed import Model
 from hpcfed.models.model import Head
+from hpcfed.models.precision import full, raised
 
 SCORES = ("scores", "gates", "sticks")  # the parameters of a layer that each client has for itself
 LIKELY = 2.0  # the initial logit of each gate
@@ -119,7 +120,7 @@ def gate_divergence(logits: Tensor, prior: Tensor) -> Tensor:
 
 
 class FactorLinear(nn.Module):
-    """A linear layer whose weight is a product of factors."""
+    """A linear layer whose weight is a product of factors, in float32 for any run.precision."""
 
     def __init__(self, layer: nn.Linear, how: How):
         super().__init__()
@@ -132,7 +133,8 @@ class FactorLinear(nn.Module):
         return self.factors()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        with full(x.device):
+            return F.linear(raised(x), self.weight, self.bias)
 
 
 class FactorHead(FactorLinear):
@@ -147,7 +149,7 @@ class FactorHead(FactorLinear):
 
 
 class FactorConv2d(nn.Module):
-    """A convolution whose weight is a product of factors.
+    """A convolution whose weight is a product of factors, in float32 for any run.precision.
 
     The product has shape [outputs, inputs * height * width of the kernel].
     """
@@ -164,9 +166,9 @@ class FactorConv2d(nn.Module):
         return self.factors().view(self.shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
-        )
+        how = self.stride, self.padding, self.dilation, self.groups
+        with full(x.device):
+            return F.conv2d(raised(x), self.weight, self.bias, *how)
 
 
 def factorise(model: Model, number: int, alpha: float, temperature: float, personal: bool) -> Model:

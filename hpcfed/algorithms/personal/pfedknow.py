@@ -72,7 +72,7 @@ from hpcfed.core.payload import bytes_of_bits
 from hpcfed.models.widths import Units
 from hpcfed.training.infer import logits, outputs
 from hpcfed.training.losses import distil, soften
-from hpcfed.training.server import call, fit, fit_targets, lay_out, parameters, predictor
+from hpcfed.training.server import fit, fit_targets, forward, lay_out, parameters, predictor
 
 MASK = "mask"  # in a client's memory: the channels left of its model, bool, as in `Slimming`
 TIMES = "prunings"  # in a client's memory: how often its model was pruned
@@ -262,7 +262,7 @@ class PFedKnow(RoundBased):
             x, y = fed.public.batch(rows)
             at = torch.from_numpy(rows).to(fed.device)
             some = {n: v * ones[n] for n, v in params.items() if is_trained(n)}
-            z = call(module, Params({**params, **some}), fed.prepare(x))
+            z = forward(fed, module, Params({**params, **some}), fed.prepare(x))
             value = F.cross_entropy(z, y) + self.imitation(z, state.logits[at])
             return value if targets is None else value + self.lam * distil(targets[at], z, self.tau)
 

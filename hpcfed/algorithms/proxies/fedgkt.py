@@ -39,7 +39,7 @@ from hpcfed.models.model import stem
 from hpcfed.training.batches import chunks
 from hpcfed.training.infer import FORWARD, logits, outputs
 from hpcfed.training.losses import distil, soften
-from hpcfed.training.server import call, fit, parameters
+from hpcfed.training.server import call, fit, forward, parameters
 
 Parcel = Mapping[str, Tensor]  # a client's features [n, *H], logits [n, C], labels [n], int32
 
@@ -211,7 +211,7 @@ def train_server(
     skeleton.model.train()
 
     def objective(params: Params, rows: Tensor) -> Tensor:
-        return loss(call(skeleton, params, x[rows]), z[rows], labels[rows].long())
+        return loss(forward(fed, skeleton, params, x[rows]), z[rows], labels[rows].long())
 
     trained = parameters(skeleton)
     return fit(fed, state, objective, torch.from_numpy, len(x), "server", t, trained=trained, **how)

@@ -45,6 +45,7 @@ from hpcfed.algorithms.proxies.lowrank import pack, unpack
 from hpcfed.algorithms.proxies.pairs import AveragedProxy
 from hpcfed.config.conditions import field, other_than
 from hpcfed.models.model import Pair
+from hpcfed.models.precision import full
 from hpcfed.training.engines import gradient
 from hpcfed.training.losses import distil, soften
 
@@ -142,7 +143,8 @@ class FedKD(AveragedProxy):
         supervised = client.task.loss(private, y) + client.task.loss(proxy, y)
         agree = distil(soften(proxy), private) + distil(soften(private), proxy)
         if self.hidden == "projected":
-            mapped = z_proxy @ state["projection"].T
+            with full(z_proxy.device):  # its error in bfloat16 would be part of the distance
+                mapped = z_proxy @ state["projection"].T
             agree = agree + self.hidden_weight * F.mse_loss(mapped, z_own)
         elif self.hidden == "plain":
             agree = agree + self.hidden_weight * F.mse_loss(z_proxy, z_own)

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.model import Model
-from hpcfed.models.precision import raised
+from hpcfed.models.precision import full, raised
 
 KINDS: tuple[type[nn.Module], ...] = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.GroupNorm)
 CHUNK = 64  # values that the decoder generates at once
@@ -53,9 +53,11 @@ class Hyper(nn.Module):
 
         edges[i, j] = 1: the output of layer i is the input of layer j.
         """
-        h = torch.tanh(self.embed(nodes))
+        h = raised(torch.tanh(self.embed(nodes)))
         for _ in range(self.rounds):
-            h = torch.tanh(self.own(h) + self.before(edges.T @ h) + self.behind(edges @ h))
+            with full(h.device):  # sums over a few nodes
+                before, behind = edges.T @ h, edges @ h
+            h = raised(torch.tanh(self.own(h) + self.before(before) + self.behind(behind)))
         return h
 
     def decode(self, state: Tensor, name: str, shape: torch.Size) -> Tensor:

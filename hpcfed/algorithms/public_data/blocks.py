@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hpcfed import Params
 from hpcfed.core.shapes import each
 from hpcfed.models.flat import Skeleton
+from hpcfed.models.precision import choose_precisions, full, raised
 from hpcfed.training.recorded_step import alike
 
 KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (  # the first match is a block's kind
@@ -199,6 +200,7 @@ class Stitch(nn.Module):
         self.takes = after.takes
         width, inputs = stitch_shape(before, after)
         self.linear = nn.Linear(inputs, width, device="meta") if width else None
+        choose_precisions(self)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() - 1 > len(self.takes):
@@ -209,8 +211,10 @@ class Stitch(nn.Module):
             x = x.movedim(-1, 1) if maps else x
         for dim in (2, 3) if maps else ():
             if x.shape[dim] != self.takes[dim - 1]:
+                x = raised(x)
                 means = pooling(x.shape[dim], self.takes[dim - 1]).to(x)
-                x = torch.tensordot(x, means, dims=([dim], [1])).movedim(-1, dim)
+                with full(x.device):
+                    x = torch.tensordot(x, means, dims=([dim], [1])).movedim(-1, dim)
         return x
 
 

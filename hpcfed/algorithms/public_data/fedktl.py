@@ -68,10 +68,12 @@ from hpcfed.algorithms.data_free.generators import (
 from hpcfed.algorithms.public_data.image_decoder import decode, principal_components, read
 from hpcfed.config.conditions import Unused, field
 from hpcfed.models.model import Model
+from hpcfed.models.precision import full, raised
 from hpcfed.models.variants import name_variant
 from hpcfed.training import examples
 from hpcfed.training.batches import batches
 from hpcfed.training.infer import class_sums, logits
+from hpcfed.training.losses import mean_discrepancy
 from hpcfed.training.server import fit
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernels of MMD
@@ -200,7 +202,9 @@ class FedKTL(RoundBased):
         pass
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
-        cosines = F.normalize(model(x)) @ state["frame"]
+        outputs = F.normalize(raised(model(x)))
+        with full(outputs.device):  # times 64, rounding to bfloat16 is an error of 0.1
+            cosines = outputs @ state["frame"]
         return client.task.loss(self.scale * widen(cosines, y, self.margin), y)
 
     def objective(
@@ -287,7 +291,7 @@ class FedKTL(RoundBased):
             q = apply_layers(params, means[rows], training=len(rows) > 1)
             valid = torch.randn(q.shape, generator=g).to(q.device)
             near = F.mse_loss(q, params["centres"][y[rows]])
-            return discrepancy(q, valid) + self.lam * near
+            return mean_discrepancy(q, valid, BANDWIDTHS) + self.lam * near
 
         new = fit(
             fed,
@@ -356,15 +360,3 @@ def centres_of(weights: Params, means: Tensor, y: Tensor) -> tuple[Tensor, Tenso
     return (sums / counts.clamp(min=1)[:, None]).float(), counts > 0
 
 
-def discrepancy(a: Tensor, b: Tensor) -> Tensor:
-    """Return the maximum mean discrepancy of two samples, [n, D] each, of Gaussian kernels.
-
-    It is the mean over pairs of k(a, a') + k(b, b') - 2 k(a, b), where k is the sum of
-    exp(-distance^2 / (2 bandwidth)) over BANDWIDTHS.
-    """
-
-    def kernel(x: Tensor, y: Tensor) -> Tensor:
-        apart = (x[:, None] - y).square().sum(2)
-        return torch.stack([(-apart / (2 * b)).exp() for b in BANDWIDTHS]).sum(0)
-
-    return (kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)).mean()

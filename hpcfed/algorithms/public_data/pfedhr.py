@@ -64,6 +64,7 @@ from hpcfed.algorithms.public_data.blocks import Row
 from hpcfed.algorithms.public_data.by_architecture import join_models
 from hpcfed.algorithms.public_data.reassembly import IMAGES, Piece, most_bytes, reassembly
 from hpcfed.config.conditions import Unused, field, unless
+from hpcfed.models.precision import autocast, raised
 from hpcfed.training.batches import inputs
 from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.losses import distil, soften, supcon
@@ -226,7 +227,7 @@ class PFedHR(RoundBased):
             params = fit(
                 fed,
                 params,
-                partial(self.public_loss, row),
+                partial(self.public_loss, fed, row),
                 partial(self.public_batch, fed, draws),
                 len(fed.public),
                 "candidate",
@@ -245,17 +246,19 @@ class PFedHR(RoundBased):
         x, y = fed.public.batch(rows)
         return (fed.prepare(x), y) if self.public_labels else inputs(fed, x, 2, draws)
 
-    def public_loss(self, row: Row, params: Params, batch: Any) -> Tensor:
+    def public_loss(self, fed: Federation, row: Row, params: Params, batch: Any) -> Tensor:
         """Return a candidate's loss: cross-entropy, or without labels SimCLR's loss.
 
         SimCLR's loss compares representations (Chen et al., ICML 2020, arXiv:2002.05709, eq. 1);
         the other view of an image is the only positive.
         """
+        x = batch[0] if self.public_labels else torch.cat(batch)
+        with autocast(fed.job.run.precision, fed.device):
+            output = raised(row.run(params, x, represent=not self.public_labels))
         if self.public_labels:
-            return F.cross_entropy(row.run(params, batch[0]), batch[1])
-        z = row.run(params, torch.cat(batch), represent=True)
-        same = torch.arange(len(batch[0]), device=z.device).repeat(2)
-        return supcon(z, same, self.tau)
+            return F.cross_entropy(output, batch[1])
+        same = torch.arange(len(batch[0]), device=output.device).repeat(2)
+        return supcon(output, same, self.tau)
 
 
 def closest(
