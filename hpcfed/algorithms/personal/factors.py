@@ -166,9 +166,10 @@ class FactorConv2d(nn.Module):
         return self.factors().view(self.shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        how = self.stride, self.padding, self.dilation, self.groups
+        stride, padding = self.stride, self.padding
         with full(x.device):
-            return F.conv2d(raised(x), self.weight, self.bias, *how)
+            x = raised(x)
+            return F.conv2d(x, self.weight, self.bias, stride, padding, self.dilation, self.groups)
 
 
 def factorise(model: Model, number: int, alpha: float, temperature: float, personal: bool) -> Model:
