@@ -73,7 +73,7 @@ class Halves:
     float32, halved.
     """
 
-    first = 1
+    n_first = 1
 
     def __init__(self, n: int):
         self.arrays = [np.empty(n), np.empty(2 * n, np.float32)]

@@ -185,7 +185,7 @@ def test_any_placement_and_order_of_the_rows_gives_the_same_bits(data, rows, ran
 class Halved:
     """Totals divided by the first one, in float32."""
 
-    first = 1
+    n_first = 1
 
     def __init__(self, shapes: list[tuple[int, ...]]):
         self.arrays = [np.empty(()), *(np.empty(shape, np.float32) for shape in shapes[1:])]
