@@ -11,7 +11,7 @@ from tests.contract import toy
 from tests.contract.examination import Examination
 from tests.contract.test_contract import (  # noqa: F401, these claims are examined here too
     test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter,
-    test_neither_evaluation_nor_undo_log_nor_replay_of_steps_changes_what_is_learned,
+    test_neither_evaluation_nor_undo_log_nor_replay_nor_autocast_changes_what_is_learned,
     test_ranks_do_not_matter,
     test_saved_on_three_ranks_and_stopped_on_one_a_run_ends_on_two_to_the_same_bits,
 )
