@@ -358,5 +358,3 @@ def centres_of(weights: Params, means: Tensor, y: Tensor) -> tuple[Tensor, Tenso
     """Return the mean latent vector of each class, [C, D], 0 without one; and which have one."""
     sums, counts = class_sums(apply_layers(weights, means), y.cpu().numpy(), means.shape[1])
     return (sums / counts.clamp(min=1)[:, None]).float(), counts > 0
-
-
