@@ -5,10 +5,9 @@
 
 Both runs of a pair have the same job, seed and cohorts, and differ in the precision alone. A run in
 float32 on two threads of one seed, whose sums have another order, shows what other rounding does by
-itself. Each
-finished run leaves a row in results/accuracy/rows.jsonl.xz, with the mean accuracy of clients in
-all evaluated rounds; table and picture are made of the rows. The same command continues with the
-rows that are missing.
+itself. Each finished run leaves a row in results/accuracy/rows.jsonl.xz, with the mean accuracy of
+clients in all evaluated rounds; table and picture are made of the rows. The same command continues
+with the rows that are missing.
 
 All runs take 1.5 core-hours on a processor with instructions for bfloat16 (`hpcfed doctor` says),
 and 2.6 on one that has AVX2 and emulates them.

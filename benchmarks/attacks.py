@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import grid
 import numpy as np
+import rowfiles
 from matplotlib.figure import Figure
 from pictures import reduce_colours
 from runs import RESULTS
@@ -129,14 +130,10 @@ def figures(cell: str, path: Path) -> dict[str, Any]:
     if "rounds/attack_success" in record.columns:
         row["success"] = round(float(record.column("rounds/attack_success")[-1]), 4)
     if attack == NOBODY:
-        row["accuracies"] = by_client(record.column(grid.COLUMNS[measure])[-1])
+        row["accuracies"] = rowfiles.by_client(record.column(grid.COLUMNS[measure])[-1])
         if "clients/attack_success" in record.columns:
-            row["successes"] = by_client(record.column("clients/attack_success")[-1])
+            row["successes"] = rowfiles.by_client(record.column("clients/attack_success")[-1])
     return row
-
-
-def by_client(values: np.ndarray) -> list[float | None]:
-    return [round(float(value), 4) if np.isfinite(value) else None for value in values]
 
 
 def score(line: Mapping[str, Any], attack: str, share: float, seed: int) -> Score:

@@ -40,7 +40,7 @@ class Cell(NamedTuple):
 
 def read(file: Path) -> dict[str, Any]:
     """Return the rows by key."""
-    return {row["key"]: row for row in rowfiles.read(file)}
+    return rowfiles.by_key(file)
 
 
 def missing(cells: Iterable[Cell], rows: Mapping[str, Any]) -> list[Cell]:

@@ -195,7 +195,7 @@ def figures(path: Path, each: bool) -> dict[str, Any]:
         values = record.column(f"clients/{name}")[best]
         if not each:
             return round(float(np.nanmean(values)), 4)
-        return [None if np.isnan(value) else round(float(value), 4) for value in values]
+        return rowfiles.by_client(values)
 
     return {
         "validation": round(float(scores.max()), 4),

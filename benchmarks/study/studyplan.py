@@ -254,7 +254,7 @@ def read(cells: list[str]) -> dict[str, Any]:
     """All rows of these cells, by the key of their run."""
     rows = {}
     for cell in cells:
-        rows |= {row["key"]: row for row in rowfiles.read(rows_of(cell))}
+        rows |= rowfiles.by_key(rows_of(cell))
     return rows
 
 

@@ -45,8 +45,8 @@ def test_a_client_of_a_matched_job_does_not_depend_on_the_others(name):
     job = matched(toy.job(name, *ALL))
     usual, disturbed = outcome(job), outcome(job, disturb=True)
     for part in ("weights", "memory"):
-        own = [getattr(one, part)[OBSERVED] for one in (usual, disturbed)]
-        assert toy.differences(*own) == [], part
+        observed = [getattr(one, part)[OBSERVED] for one in (usual, disturbed)]
+        assert toy.differences(*observed) == [], part
         others = [getattr(one, part)[OTHER] for one in (usual, disturbed)]
         assert part == "memory" or toy.differences(*others)
     if name != "fccl":  # whose clients send logits that nobody learns from
@@ -73,8 +73,8 @@ def test_a_method_of_one_client_is_its_matched_job_to_the_bit(name, flags):
 
 
 def test_fedkd_of_one_client_is_its_matched_job_but_for_the_rounding_of_factors():
-    whole = ("--algorithm.energy_start", "1", "--algorithm.energy_end", "1")
-    job = toy.job("fedkd", *ONE, "--models.mix", "mlp", *whole)
+    full_rank = ("--algorithm.energy_start", "1", "--algorithm.energy_end", "1")
+    job = toy.job("fedkd", *ONE, "--models.mix", "mlp", *full_rank)
     ours, theirs = (Params(w=outcome(one).weights[0]) for one in (job, matched(job)))
     assert near(ours, theirs, 1e-4)
 
