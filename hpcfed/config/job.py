@@ -104,7 +104,7 @@ class Job(Limited):
     resume: FileName | None = None
     """Continue this run folder, or from one checkpoint file of it, on any number of ranks."""
     overwrite: bool = False
-    """Replace an output folder that exists."""
+    """Replace the run in the output folder, its checkpoints, exported models and probe too."""
     force: bool = False
     """Take the output folder from a run on another machine that gives no sign of life."""
     own_changed: bool = False

@@ -150,12 +150,14 @@ def remove_old_run(folder: Path) -> None:
     """Remove what a run that is overwritten has written beside its results, as far as possible."""
     for old in (
         names.checkpoint_folder(folder),
+        names.models_folder(folder),
         names.adapted_folder(folder),
         names.rank_log_folder(folder),
     ):
         shutil.rmtree(old, ignore_errors=True)
-    with suppress(OSError):
-        names.picture_file(folder).unlink()
+    for file in (names.probe_file(folder), names.picture_file(folder)):
+        with suppress(OSError):
+            file.unlink()
 
 
 def holds(folder: Path) -> bool:

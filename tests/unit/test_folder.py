@@ -49,7 +49,9 @@ def test_an_overwritten_run_leaves_no_file_that_could_be_taken_for_the_new_runs(
     old = [
         names.results_file(tmp_path),
         names.checkpoint_file(tmp_path, 2),
+        names.model_file(names.models_folder(tmp_path), 0),
         names.model_file(names.adapted_folder(tmp_path), 0),
+        names.probe_file(tmp_path),
         names.rank_log(tmp_path, 1),
         names.picture_file(tmp_path),
     ]
