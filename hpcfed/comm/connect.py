@@ -33,6 +33,13 @@ NUMBERS = (
     "SLURM_PROCID",
 )  # number of a process among those of the launcher
 
+SAME_LIBRARY = "start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2"
+PTY = "SLURM_PTY_PORT"  # set by srun --pty
+IN_SHELL = (
+    "a shell that `srun -n N --pty` has opened counts as one of N processes: open it with salloc "
+    "or with -n 1, or call this with `env -u SLURM_STEP_ID`"
+)
+
 
 def connect(limit: float = 0) -> Comm:
     """Return the Comm of this process: MPI if a launcher started it, else Serial.
@@ -71,16 +78,16 @@ def connect_mpi(name: str, size: int | None) -> Comm:
     if size not in (None, comm.size):
         raise launcher_error(
             f"the launcher started {size} processes ({name}), but MPI connects {comm.size}: "
-            "the launcher is not that of mpi4py's MPI library"
+            "the launcher is not that of mpi4py's MPI library",
+            IN_SHELL if PTY in os.environ else SAME_LIBRARY,
         )
     if comm.local_rank == 0:
         stale_segments.remove()
     return comm
 
 
-def launcher_error(why: str) -> ConfigError:
+def launcher_error(why: str, advice: str = SAME_LIBRARY) -> ConfigError:
     """Return the error of processes that do not find one another; each of them raises it."""
-    advice = "start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2"
     return everywhere(ConfigError(f"{why}\n  {advice}"))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcfed.algorithms.trial import check_privacy
 from hpcfed.comm.collective_errors import on_all_ranks
-from hpcfed.core.errors import ConfigError, DataError, WriteError
+from hpcfed.core.errors import ConfigError, DataError, WriteError, everywhere
 from hpcfed.core.exit_status import DONE
 from hpcfed.data.partition_file import Partition, check_seal
 from hpcfed.engine import describe, dryrun, memory_check
@@ -24,6 +24,7 @@ from hpcfed.engine.privacy import open_account
 from hpcfed.engine.rank_log import RankLog
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
+from hpcfed.machine.devices import allocated_gpus
 from hpcfed.machine.energy import meter_of_rank
 from hpcfed.machine.processor import find_bfloat16
 from hpcfed.report.progress import Progress
@@ -129,19 +130,27 @@ def open_files(course: Course, rounds: Rounds, folder: Path, log: Logs) -> Resul
 
 
 def check_rounds(job: Job, done: int, folder: Path) -> None:
-    """Raise ConfigError if a resumed run is to have fewer rounds than it has done."""
+    """Raise ConfigError, on all ranks, if a resumed run is to have fewer rounds than are done."""
     if done > job.rounds:
-        raise ConfigError(
+        error = ConfigError(
             f"rounds = {job.rounds}, but {folder} has done {done}; give {done} or more, or resume "
             f"an earlier checkpoint of {names.checkpoint_folder(folder)}, which drops later rounds"
         )
+        raise everywhere(error)
 
 
 def warn(fed: Federation, decided: World) -> None:
     """Say the warnings about job and data, and about ranks without clients, which stay idle."""
     for line in decided.warnings:
         fed.warnings.say(line)
-    if fed.job.run.precision == "bf16" and fed.device.type == "cpu" and find_bfloat16() == "":
+    on_cpu = fed.device.type == "cpu"
+    if on_cpu and fed.job.run.device == "auto" and (gpus := allocated_gpus()):
+        fed.warnings.say(
+            f"the batch job has GPUs ({gpus}), but torch sees none, so that the run computes on "
+            f"the CPU; install torch for CUDA, start the container with --nv, or set run.device = "
+            f"'cpu' if it is meant"
+        )
+    if on_cpu and fed.job.run.precision == "bf16" and find_bfloat16() == "":
         fed.warnings.say(
             "this processor has no instructions for bfloat16 (avx512_bf16, amx_bf16): "
             "run.precision = 'bf16' is emulated by float32 and saves no time; set run.precision = "

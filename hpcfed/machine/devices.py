@@ -8,6 +8,8 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.machine.allocator import keep_memory
 
 CONTEXT = 2**29  # bytes of each process's CUDA context: an allowance, not measured
+# set in batch jobs that have GPUs on a node
+OF_SLURM = ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 
 
 def choose(wanted: str, gpu: int | None, precision: str = "float32") -> torch.device:
@@ -26,6 +28,14 @@ def choose(wanted: str, gpu: int | None, precision: str = "float32") -> torch.de
             "run.precision = 'tf32' is of GPUs, but the device is a CPU; use 'float32' or 'bf16'"
         )
     return torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
+
+
+def allocated_gpus() -> str:
+    """Return what says that the batch job has GPUs on this node; "" if nothing does."""
+    values = {name: os.environ.get(name, "") for name in OF_SLURM}
+    return next(
+        (f"{name} = {value}" for name, value in values.items() if value not in ("", "0")), ""
+    )
 
 
 def prepare(device: torch.device, threads: int, precision: str = "float32") -> None:

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
+from weakref import finalize, ref
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 POWERCAP = Path("/sys/class/powercap")
 OTHER = "other"  # what is used in no phase
+MOST_WATTS = 1000.0  # that a package may draw
 MICRO, MILLI = 1e-6, 1e-3
 KWH = 3.6e6  # joules
 
@@ -56,22 +59,45 @@ class Counter:
 class Meter:
     """The counters that a rank reads, and the joules of each phase.
 
+    A thread also reads counters that begin again, so that none does so twice between two readings.
+
     why: why there is no counter; "" if there is one.
     """
 
     def __init__(self, counters: Sequence[Counter], why: str = "") -> None:
         self.counters, self.why = tuple(counters), "" if counters else why
         self.joules: defaultdict[str, float] = defaultdict(float)
+        self._uncharged, self._lock = 0.0, Lock()  # joules that the thread has read
+        if spans := [counter.span for counter in self.counters if counter.span]:
+            ended = Event()
+            finalize(self, ended.set)
+            interval = max(1.0, min(spans) / MOST_WATTS / 2)
+            Thread(target=keep_reading, args=(ref(self), ended, interval), daemon=True).start()
+
+    def read(self) -> None:
+        """Read the counters, for the phase that is charged next."""
+        with self._lock:
+            self._uncharged += sum(counter.since() for counter in self.counters)
 
     def charge(self, phase: str) -> None:
         """Charge a phase with all that was used since the last call."""
-        for counter in self.counters:
-            self.joules[phase] += counter.since()
+        self.read()
+        with self._lock:
+            self.joules[phase] += self._uncharged
+            self._uncharged = 0.0
 
     def reset(self) -> dict[str, float]:
         """Return the joules since the last reset, by phase, and reset them."""
         used, self.joules = dict(self.joules), defaultdict(float)
         return used
+
+
+def keep_reading(meter: ref[Meter], ended: Event, interval: float) -> None:
+    """Read the counters of a meter every so many seconds, as long as the meter exists."""
+    while not ended.wait(interval):
+        if present := meter():
+            present.read()
+        del present  # else this thread would keep the meter
 
 
 def meter_of_rank(comm: Comm, device: torch.device) -> Meter:

@@ -115,6 +115,7 @@ def outcomes(desk) -> dict[str, Outcome]:
         "absent": ["--resume", run["empty"] + "/no/such/run"],
         "elsewhere": ["--resume", run["more"], "--out", run["empty"]],
         "exists": [*JOB, "--out", run["done"]],
+        "fewer": ["--resume", run["done"], "--rounds", str(DONE - 1)],
         "replaced": [*JOB, "--out", run["replaced"], "--overwrite"],
     }
     return {name: ranks[0] for name, ranks in together(2, desk / "said", cases).items()}
@@ -261,6 +262,11 @@ def test_a_folder_that_holds_a_run_is_not_written_over_unless_asked(desk, outcom
     folder = desk / "done"
     refused(outcomes["exists"], str(folder), f"--resume {folder}", "--overwrite", "--out")
     assert results.load(folder).rounds == DONE
+
+
+def test_fewer_rounds_than_are_done_are_refused_and_the_folder_is_free_again(desk, outcomes):
+    refused(outcomes["fewer"], f"rounds = {DONE - 1}", f"give {DONE} or more")
+    assert not names.lock_file(desk / "done").exists()
 
 
 def test_overwrite_replaces_the_run_and_its_checkpoints(desk, outcomes):

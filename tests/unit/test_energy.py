@@ -1,6 +1,8 @@
 """Energy: counters that begin again, one reader for each, phases, and the factor of carbon."""
 
+import threading
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hpcfed.comm import Comm, Serial
 from hpcfed.engine.run import run_here
 from hpcfed.machine import energy
 from hpcfed.machine.clock import Clock
-from hpcfed.machine.energy import Counter, Meter, carbon, meter_of_rank, packages
+from hpcfed.machine.energy import Counter, Meter, carbon, keep_reading, meter_of_rank, packages
 from hpcfed.report import measures
 from hpcfed.results import summary
 from hpcfed.storage import results
@@ -55,6 +57,33 @@ def test_a_counter_may_begin_again(powercap: Path):
     assert meter.reset() == {"train": pytest.approx(8.0)}
     meter.charge("train")
     assert meter.reset() == {"train": 0.0}
+
+
+def test_a_counter_that_begins_again_twice_in_a_phase_is_read_in_between(powercap: Path):
+    meter = Meter(packages(powercap))
+
+    class Phase:
+        """A phase of three intervals, in each of which the counter counts 8 J."""
+
+        intervals = 0
+
+        def wait(self, seconds: float) -> bool:
+            use(powercap, "intel-rapl:0", 8.0)
+            self.intervals += 1
+            return self.intervals == 3
+
+    keep_reading(ref(meter), Phase(), 1.0)  # type: ignore[arg-type]  # in the place of an Event
+    meter.charge("train")
+    assert meter.reset() == {"train": pytest.approx(24.0)}
+
+
+def test_the_thread_that_reads_ends_with_its_meter(powercap: Path):
+    before = set(threading.enumerate())
+    meter = Meter(packages(powercap))
+    [reader] = set(threading.enumerate()) - before
+    del meter
+    reader.join(60)
+    assert not reader.is_alive()
 
 
 def test_phases_inside_others_are_charged_with_their_own_energy():

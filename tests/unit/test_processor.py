@@ -70,6 +70,32 @@ def test_a_run_warns_if_bf16_is_emulated(
     assert [("emulated" in message) for message in messages] == [True] * warns
 
 
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "device", "warns"),
+    [
+        ("4", "auto", "cpu", True),
+        ("4", "cpu", "cpu", False),
+        ("4", "auto", "cuda", False),
+        ("0", "auto", "cpu", False),
+    ],
+)
+def test_a_run_on_the_cpu_in_a_batch_job_with_gpus_says_so(
+    gpus: str, wanted: str, device: str, warns: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", gpus)
+    messages: list[str] = []
+    fed = SimpleNamespace(
+        job=load(["--run.device", wanted], environ={}),
+        device=torch.device(device),
+        comm=SimpleNamespace(size=1),
+        placement=SimpleNamespace(ranks=[0]),
+        warnings=SimpleNamespace(say=messages.append),
+    )
+    run.warn(fed, SimpleNamespace(warnings=()))
+    said = ["SLURM_GPUS_ON_NODE = 4" in message for message in messages]
+    assert said == [True] * warns
+
+
 NOTHING = (
     "  no layer of the models is computed in it for batches of {} examples: "
     "run.precision = 'bf16' changes nothing in local training"

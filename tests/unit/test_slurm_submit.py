@@ -179,7 +179,7 @@ def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, c
     submitted = [json.loads(line) for line in (bin / "submitted").read_text().splitlines()]
     waits = [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
     [comment] = {options.pop(1) for options, _ in submitted}
-    assert comment.startswith("--comment=hpcfed:")
+    assert comment.startswith("--comment=hpcfed ")
     assert [options for options, _ in submitted] == [["--parsable", *wait] for wait in waits]
     out = capsys.readouterr().out
     assert "jobs 101, 102, 103, one after the other; results in run" in out
@@ -195,6 +195,18 @@ def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, c
     assert ids == [["7"], ["101", "7"], ["101", "102", "7"]]  # 7 is its own
 
 
+def test_a_script_without_an_environment_finds_a_command_beside_no_python(bin, capsys, monkeypatch):
+    """As after pip install --user with the system's Python, whose folder must not come first."""
+    (bin / "usr").mkdir()
+    monkeypatch.setattr(sys, "executable", str(bin / "usr/python3.11"))
+    words = ["submit", *SMALL, "--launcher", "mpirun", "--dry-run"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert f"mpirun {bin}/usr/python3.11 -m hpcfed.main" in text and "export PATH" not in text
+    assert main([*words, "--sbatch=--export=NONE"]) == 0
+    assert f"export PATH=$PATH:{bin}\n" in capsys.readouterr().out
+
+
 def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, capsys):
     assert main(["submit", *SMALL, "--env", "module load x", "--dry-run"]) == 0
     assert f"export PATH={shlex.quote(HERE)}:$PATH\nmodule load x\n" in capsys.readouterr().out
@@ -205,6 +217,39 @@ def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, c
 def test_the_signal_comes_early_enough_for_the_runs_grace(bin, capsys, grace, notice):
     assert main(["submit", *SMALL, "--run.grace", grace, "--dry-run"]) == 0
     assert f"#SBATCH --signal=B:USR1@{notice}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("time", ["4", "3:01", "00:03:01", "1-0", "0-1:00", "UNLIMITED"])
+def test_a_time_that_leaves_some_for_the_run_is_passed_on(bin, capsys, time):
+    assert main(["submit", *SMALL, "--time", time, "--dry-run"]) == 0
+    assert f"#SBATCH --time={time}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        (["--gpus-per-node", "a100:4"], 4),
+        (["--sbatch=--exclusive", "--sbatch=--gres=gpu:a100:4"], 4),
+        (["--sbatch=--gres=shard:2,gpu:3"], 3),
+        (["--sbatch=--gres=gpu"], 1),
+        (["--sbatch=--gpus-per-node=2"], 2),
+        (["--sbatch=--gpus=8", "--nodes", "2"], 4),
+        (["--sbatch=-G4"], 4),
+        (["--sbatch=--gres=gpu:4", "--ntasks-per-node", "2"], 2),
+    ],
+)
+def test_each_gpu_of_a_node_gets_a_rank_and_the_image_sees_it(bin, capsys, words, ranks):
+    assert main(["submit", *SMALL, *words, "--container", "image.sif", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert f"#SBATCH --ntasks-per-node={ranks}\n" in text
+    assert "apptainer exec --nv image.sif python -m hpcfed.main" in text
+
+
+def test_without_a_gpu_the_image_is_not_asked_for_one(bin, capsys):
+    words = ["--sbatch=--gres=tmp:10G", "--container", "image.sif", "--dry-run"]
+    assert main(["submit", *SMALL, *words]) == 0
+    text = capsys.readouterr().out
+    assert "--ntasks-per-node=1\n" in text and "--nv" not in text
 
 
 @pytest.mark.parametrize(
@@ -240,7 +285,22 @@ def test_the_launcher_is_mpirun_if_there_is_one_and_srun_otherwise(tmp_path, mon
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "mpirun").rename(tmp_path / "elsewhere" / "mpirun")
     assert launcher() == (str(tmp_path / "elsewhere" / "mpirun"),)
-    assert launcher("srun --mpi=pmi2 --cpu-bind=none") == ("srun", "--mpi=pmi2", "--cpu-bind=none")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ends"),
+    [
+        ("srun", True),
+        ("srun --mpi=pmi2 --cpu-bind=none", True),
+        ("srun --mpi=pmi2 --kill-on-bad-exit=0", False),
+        ("srun --mpi=pmi2 -K0", False),
+        ("mpirun -q", False),
+    ],
+)
+def test_a_dead_rank_ends_a_step_of_srun_unless_the_user_says_otherwise(wanted, ends):
+    words = launcher(wanted)
+    assert words[0] == wanted.split()[0] and words[-1].startswith(wanted.split()[-1]) != ends
+    assert (words[-1] == "--kill-on-bad-exit=1") is ends
 
 
 @pytest.mark.parametrize(
@@ -260,6 +320,10 @@ def test_the_launcher_is_mpirun_if_there_is_one_and_srun_otherwise(tmp_path, mon
             "--ranks 1,8: the job has 4 tasks",
         ),
         (["--nodes", "0"], "--nodes 0: give at least 1"),
+        (["--time", "3"], "--time 3: Slurm asks the run to save and stop 120 s before the end"),
+        (["--time", "12:00", "--run.grace", "600"], "stop 660 s before the end"),
+        (["--time", "00:03:00"], "give a longer --time"),
+        (["--time", "0-0:3"], "give a longer --time"),
         (["--ntasks-per-node", "-1"], "--ntasks-per-node -1: give at least 1"),
         (["--launcher", ""], "--launcher: it is empty"),
         (["--each", "'--seed 1"], "--each '--seed 1: no closing quotation"),
@@ -281,6 +345,18 @@ def test_a_run_whose_job_is_queued_is_not_submitted_again(bin, capsys):
     assert "out: job 8 in the queue is to run in runs/a b" in capsys.readouterr().err
     assert main([*words[:-1], "runs/b"]) == 0
     assert main([*words, "--force"]) == 0
+
+
+def test_slurms_comment_has_room_for_the_marks_of_an_array_or_it_is_refused(bin, capsys):
+    def words(n):
+        return ["submit", *SMALL, *(word for i in range(n) for word in ("--each", f"--seed {i}"))]
+
+    assert main(words(145)) == 0
+    options, _ = json.loads((bin / "submitted").read_text())
+    assert len(set(options[1].split()[1:])) == 145
+    assert len(options[1].removeprefix("--comment=")) <= 1024  # more are refused by slurmctld
+    assert main(words(146)) == 2
+    assert "146 times --each" in capsys.readouterr().err
 
 
 def test_a_running_run_is_not_submitted_again(bin, capsys, monkeypatch):

@@ -8,6 +8,8 @@ from hpcfed.launch.doctor.launchers import PLUGINS, list_srun_plugins, starters
 from hpcfed.launch.doctor.timeout import split
 
 AUTO = "auto"
+# options of srun about what a dead rank means for the others, which otherwise wait for it
+ENDS_WITH_RANK = ("--kill-on-bad-exit", "-K")
 
 
 def launcher(wanted: str = AUTO) -> tuple[str, ...]:
@@ -19,7 +21,7 @@ def launcher(wanted: str = AUTO) -> tuple[str, ...]:
     words = split("launcher", likely() if wanted == AUTO else wanted)
     if words == ["srun"]:
         words += [f"--mpi={interface()}"]
-    if words[0] == "srun" and wanted in (AUTO, "srun"):
+    if words[0] == "srun" and not any(word.startswith(ENDS_WITH_RANK) for word in words):
         words += ["--kill-on-bad-exit=1"]
     return tuple(words)
 

@@ -49,6 +49,7 @@ class Batch:
     chain: whether it is a link of a chain of jobs, which does not queue itself again, because the
     next link continues.
     threads: of each rank.
+    python: the word that starts Python.
     made_by: the command that writes this script.
     """
 
@@ -72,11 +73,12 @@ class Batch:
     notice: int = NOTICE
     chain: bool = False
     threads: int = 1
+    python: str = "python"
     made_by: str = ""
 
     def ranks(self) -> list[str]:
         """Return the words that start the ranks on all nodes, up to the fields of the job."""
-        return [*self.starter(), "python", "-m", "hpcfed.main"]
+        return [*self.starter(), self.python, "-m", "hpcfed.main"]
 
     def starter(self) -> list[str]:
         """Return the words before the ranks' own command."""
@@ -85,7 +87,8 @@ class Batch:
             cores = [f"--cpus-per-task={self.cpus_per_task}"] if several else []
         else:  # else all threads of a rank share one core
             cores = ["--bind-to", "none"] if several else []
-        gpus = ["--nv"] if self.gpus_per_node else []
+        on_gpus = self.gpus_per_node or any("gpu" in o or o.startswith("-G") for o in self.sbatch)
+        gpus = ["--nv"] if on_gpus else []
         image = ["apptainer", "exec", *gpus, self.container] if self.container else []
         return [*self.launcher, *cores, *image]
 

@@ -22,7 +22,9 @@ from hpcfed.results.state import RUNNING, SIGNS, state
 from hpcfed.storage import checkpoint, lock
 from hpcfed.storage.fields import flat
 
-DIGITS = 16  # of the digest of a folder's path
+DIGITS = 6  # of the digest of a folder's path
+OURS = "hpcfed"  # first word of the comment of a batch job
+COMMENT = 1024  # characters of a comment that slurmctld takes
 QUEUE = 30.0  # seconds to wait for squeue
 
 
@@ -51,6 +53,12 @@ def submit(
             f"more"
         )
     jobs = load_jobs(words, tasks)
+    most = (COMMENT - len(OURS)) // (1 + DIGITS)
+    if len(jobs) > most:
+        raise ConfigError(
+            f"submit: {len(jobs)} times --each: Slurm's comment of a job has room for the marks of "
+            f"{most} runs; give --each at most {most} times, and submit the others as another array"
+        )
     place, runs = folder.of(jobs[0]), [flat(job.plain()) for job in jobs]
     batch = batch_of("hpcfed" if tasks else place.name, runs, launcher, chain > 1, **resources)
     numbers = counts(ranks, batch) if ranks else []
@@ -61,7 +69,7 @@ def submit(
         return text([]).rstrip("\n")
     for job in jobs:
         free(job)
-    comment = " ".join(mark(job) for job in jobs)
+    comment = " ".join([OURS, *map(mark, jobs)])
     return submission_message(
         sbatch_all(text, chain, comment),
         jobs,
@@ -149,7 +157,7 @@ def free(job: Job) -> None:
 def mark(job: Job) -> str:
     """Return the word by which a batch job in the queue names the folder of its run."""
     place = str(folder.of(job).resolve())
-    return f"hpcfed:{hashlib.sha256(place.encode(errors='surrogateescape')).hexdigest()[:DIGITS]}"
+    return hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:DIGITS]
 
 
 def waiting_job(name: str) -> str:
@@ -160,7 +168,7 @@ def waiting_job(name: str) -> str:
     except (OSError, subprocess.SubprocessError):  # sbatch will say what is wrong
         return ""
     rows = (line.split() for line in done.stdout.splitlines())
-    return next((job for job, *marks in rows if name in marks), "")
+    return next((job for job, *words in rows if words[:1] == [OURS] and name in words[1:]), "")
 
 
 def sbatch_all(text: Callable[[list[str]], str], chain: int, comment: str) -> list[str]:
