@@ -61,7 +61,7 @@ class Claim:
             self.unmake()
             raise
         self.lock = lock
-        tidy(folder)
+        tidy(lock.path)
         shutil.rmtree(names.watch_folder(folder), ignore_errors=True)
         return folder
 

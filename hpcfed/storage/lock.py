@@ -1,4 +1,6 @@
-"""Lock of a run folder: a file that names the process that writes there, so that only one run does.
+"""Lock of a folder: a file that names the process that writes there, so that only one does.
+
+A run locks its folder, and a download the folder of the data (`hpcfed.data.download`).
 
 The file is made under another name and linked into place, which only one process can do, on network
 file systems too; without hard links it is made exclusively. Its holder renews its modification time
@@ -42,7 +44,7 @@ ALIVE = 60.0  # seconds after a renewal for which a holder on another machine co
 DEAD = 900.0  # and after which it counts as dead
 LONGEST = ALIVE + BEAT  # seconds that `--force` waits for a renewal
 ENDING = 3.0  # seconds for which a process of this machine may be about to end
-PAUSE = 0.05  # seconds between two polls
+PAUSE, LONG_PAUSE = 0.05, 1.0  # seconds between two polls: at first, and after a long wait
 MOST = 10_000  # bytes of a lock file
 DIGITS = 10  # of a number in the environment
 UNSUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL)
@@ -72,6 +74,9 @@ class Holder:
     def __str__(self) -> str:
         batch = f", batch job {self.job}" if self.job else ""
         return f"process {self.process} of {self.user} on {self.host}{batch}"
+
+
+Waiter = Callable[[Holder, float], object]  # receives the holder, and the seconds waited so far
 
 
 @dataclass(frozen=True)
@@ -207,26 +212,35 @@ class Lock:
     world: identifier of the ranks that may take the lock over from one another.
     end: function that ends this process if another one has taken the folder; None: `check` raises
     instead.
+    path: the lock file; None: the one of a run folder.
     """
 
-    def __init__(self, run: Path, world: str, end: Callable[[int], object] | None = os._exit):
+    def __init__(
+        self,
+        run: Path,
+        world: str,
+        end: Callable[[int], object] | None = os._exit,
+        path: Path | None = None,
+    ):
         self.lost = ""  # message about the loss of the lock
-        self.run, self.path, self.world, self.end = run, names.lock_file(run), world, end
+        self.run, self.path, self.world, self.end = run, path or names.lock_file(run), world, end
         self.me: Holder | None = None
         self.renewed = monotonic()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.keep, daemon=True, name="lock")
 
-    def take(self, force: bool = False) -> None:
+    def take(self, force: bool = False, wait: Waiter | None = None) -> None:
         """Take the lock, and keep it until `release`.
 
         force: take it also from a holder on another machine that has not renewed it for a minute;
         this waits for that time.
-        Raises ConfigError if another process holds it, WriteError if the file cannot be written.
+        wait: wait for the holder as long as it lives, and call this function at each poll.
+        Raises ConfigError if another process holds it, unless `wait` is given, and WriteError if
+        the file cannot be written.
         """
         me = this_process(self.world)
         with convert_write_errors(self.path):
-            take(self.path, me, force)
+            take(self.path, me, force, wait)
         self.me = me
         self.thread.start()
 
@@ -293,7 +307,7 @@ def put(path: Path, me: Holder) -> bool:
         discard(new)
 
 
-def take(path: Path, me: Holder, force: bool = False) -> None:
+def take(path: Path, me: Holder, force: bool = False, wait: Waiter | None = None) -> None:
     """Make the lock file, or replace that of a dead holder; see `Lock.take`."""
     new, begun = candidate(path, me), monotonic()
     try:
@@ -313,9 +327,11 @@ def take(path: Path, me: Holder, force: bool = False) -> None:
             if mine or forced or dead(entry, now, me):
                 if replace_holder(path, new, me, entry.holder):
                     return
+            elif wait:
+                wait(entry.holder, waited)
             elif waited > patience(here, force):
                 raise refusal(path, entry, now, here, force)
-            sleep(PAUSE)
+            sleep(min(max(PAUSE, waited / 10), LONG_PAUSE) if wait else PAUSE)
     finally:
         discard(new)
 
@@ -327,10 +343,10 @@ def patience(here: bool, force: bool) -> float:
     return LONGEST if force else 0.0
 
 
-def tidy(run: Path) -> None:
-    """Remove temporary files of processes that were killed while they took the lock."""
+def tidy(path: Path) -> None:
+    """Remove temporary files of processes that were killed while they took the lock `path`."""
     me, now = this_process(""), time()
-    for left in glob_folder(run, f"{names.lock_file(run).name}.*"):
+    for left in glob_folder(path.parent, f"{path.name}.*"):
         with suppress(OSError):
             entry = read(left)
             if entry and dead(entry, now, me):

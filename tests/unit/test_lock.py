@@ -176,7 +176,7 @@ def test_a_run_killed_while_it_took_a_stale_lock_blocks_no_other(tmp_path: Path)
     mark.write_text(json.dumps(asdict(gone)))
     lock.candidate(names.lock_file(tmp_path), gone)
     Lock(tmp_path, "ours").take()
-    lock.tidy(tmp_path)
+    lock.tidy(names.lock_file(tmp_path))
     assert owner(tmp_path) == "ours" and os.listdir(tmp_path) == ["run.lock"]
 
 
