@@ -20,12 +20,14 @@ from hpcfed.core.paths import regular
 from hpcfed.core.rng import stream
 from hpcfed.data.absent import absent
 from hpcfed.data.dataset import DataSet, Split
+from hpcfed.data.download import copy_existing, once
 from hpcfed.data.moments import moments
 from hpcfed.data.user_arrays import fits, readable
 from hpcfed.tasks.binary import Binary
 
 FOLDER, IMAGES = "celeba", "img_align_celeba"
 IDENTITY, ATTRIBUTES = "identity_CelebA.txt", "list_attr_celeba.txt"
+ARCHIVES = (f"{IMAGES}.zip", "*.txt")  # what torchvision downloads, in FOLDER
 SIZE, LEAST, TRAIN = 84, 5, 0.9
 ASKED = "Smiling"
 
@@ -39,8 +41,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     Raises DataError.
     """
     folder = root / FOLDER
-    paths = [folder / IDENTITY, folder / ATTRIBUTES, folder / IMAGES]
-    if not all(map(os.path.exists, paths)):
+    if not is_present(folder):
         missing = absent(
             name,
             root,
@@ -50,7 +51,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
         if not download:
             raise missing
         try:
-            import_torchvision().datasets.CelebA(str(root), split="all", download=True)
+            once(name, root, lambda: is_present(folder), lambda new: fetch(root, new))
         except Exception as error:  # torchvision and the network raise exceptions of any type
             raise DataError(
                 f"{missing}\n  the download: {error or type(error).__name__}"
@@ -76,6 +77,16 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
         task=Binary(),
         own_tests=True,
     )
+
+
+def is_present(folder: Path) -> bool:
+    return all(os.path.exists(folder / entry) for entry in (IDENTITY, ATTRIBUTES, IMAGES))
+
+
+def fetch(root: Path, folder: Path) -> None:
+    """Let torchvision download CelebA to a folder, with the archives that are in root already."""
+    copy_existing(root, folder, [f"{FOLDER}/{archive}" for archive in ARCHIVES])
+    import_torchvision().datasets.CelebA(str(folder), split="all", download=True)
 
 
 def faces(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:

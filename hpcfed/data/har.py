@@ -9,7 +9,6 @@ Dirichlet(alpha); here a person is one client, or partitions are drawn by label.
 
 import os
 import shutil
-import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hpcfed.core.paths import regular
 from hpcfed.data import check
 from hpcfed.data.absent import absent
 from hpcfed.data.dataset import DataSet, Split, several
+from hpcfed.data.download import once, retrieve
 from hpcfed.data.user_arrays import readable
 
 FOLDER = "UCI HAR Dataset"
@@ -27,7 +27,6 @@ URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR
 CLASSES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "lying")
 SENSORS = {"accelerometer": "total_acc", "gyroscope": "body_gyro"}
 STEPS = 128
-TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
 def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
@@ -38,12 +37,16 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     accelerometer and gyroscope, [n, 3, 128] each. A person is a natural client.
     Raises DataError.
     """
-    if not os.path.isdir(root / FOLDER):
+    if not is_present(root):
         if not download:
             raise missing(name, root)
         fetch(name, root)
     train, test = (read(root / FOLDER, part) for part in ("train", "test"))
     return several(name, train, test, CLASSES)
+
+
+def is_present(root: Path) -> bool:
+    return os.path.isdir(root / FOLDER)
 
 
 def missing(name: str, root: Path) -> DataError:
@@ -58,33 +61,28 @@ def missing(name: str, root: Path) -> DataError:
 
 def fetch(name: str, root: Path, url: str = URL) -> None:
     """Download the archive and unpack the files that are read; raises DataError."""
-    archive = root / "uci-har.zip.new"
+
+    def fetch_archive(folder: Path) -> None:
+        archive = folder / "uci-har.zip"
+        retrieve(url, archive)
+        unpack(archive, folder)
+        archive.unlink()
+
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, archive.open("wb") as file:
-            shutil.copyfileobj(answer, file)
-        unpack(archive, root)
+        once(name, root, lambda: is_present(root), fetch_archive)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise DataError(f"{missing(name, root)}\n  the download: {error}") from error
-    finally:
-        archive.unlink(missing_ok=True)
 
 
-def unpack(archive: Path, root: Path) -> None:
-    """Unpack the files that are read beside their place, then rename the whole folder.
-
-    So no incomplete folder is visible.
-    """
-    new = root / f"{FOLDER}.new"
-    shutil.rmtree(new, ignore_errors=True)
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack the files that are read."""
     with zipfile.ZipFile(archive) as packed:
         for part in ("train", "test"):
             for file in files(part):
-                target = new / file
+                target = folder / FOLDER / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with packed.open(f"{FOLDER}/{file}") as source, target.open("wb") as out:
                     shutil.copyfileobj(source, out)
-    os.replace(new, root / FOLDER)
 
 
 def files(part: str) -> list[str]:

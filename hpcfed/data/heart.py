@@ -12,8 +12,6 @@ FLamby's.
 """
 
 import os
-import shutil
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +22,8 @@ from hpcfed.core.rng import stream
 from hpcfed.data import check
 from hpcfed.data.absent import absent
 from hpcfed.data.dataset import DataSet, Split
+from hpcfed.data.download import once, retrieve
 from hpcfed.data.user_arrays import Nodes, hdf5, readable, whole
-from hpcfed.storage.atomic import instead
 from hpcfed.tasks.binary import Binary
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -38,7 +36,6 @@ KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}
 TEST = 0.34
 PARTS = ("train", "test")
 Patients = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, hospitals
-TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
 def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
@@ -49,14 +46,14 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     natural client, with test examples of its own.
     Raises DataError.
     """
-    if all(os.path.exists(root / file) for file in FILES):
+    if is_present(root):
         rows = [read(root / file) for file in FILES]
     elif os.path.exists(root / FILE):
         rows = read_hdf5(root / FILE)
     else:
         if download:
             fetch(root)
-        if not all(os.path.exists(root / file) for file in FILES):
+        if not is_present(root):
             raise missing(name, root)
         rows = [read(root / file) for file in FILES]
     parts = [prepare(table, hospital) for hospital, table in enumerate(rows)]
@@ -73,21 +70,23 @@ def join(parts: list[Patients]) -> Split:
     return Split(x, y, hospital)
 
 
+def is_present(root: Path) -> bool:
+    return all(os.path.exists(root / file) for file in FILES)
+
+
 def missing(name: str, root: Path) -> DataError:
     return absent(name, root, f"{', '.join(FILES)}, or {FILE}", f"the files are at {URL}")
 
 
 def fetch(root: Path, url: str = URL) -> None:
     """Download the four files to root; raises DataError."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
+
+    def fetch_files(folder: Path) -> None:
         for file in FILES:
-            with (
-                urllib.request.urlopen(url + file, timeout=TIMEOUT) as answer,
-                instead(root / file) as new,
-                new.open("wb") as target,
-            ):
-                shutil.copyfileobj(answer, target)
+            retrieve(url + file, folder / file)
+
+    try:
+        once("heart-disease", root, lambda: is_present(root), fetch_files)
     except (OSError, ValueError) as error:
         raise DataError(f"{missing('heart-disease', root)}\n  the download: {error}") from error
 

@@ -9,7 +9,6 @@ import csv
 import hashlib
 import os
 import shutil
-import urllib.request
 import zipfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,8 +21,8 @@ from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import files
 from hpcfed.data.dataset import READING, DataSet, Reading, Split
+from hpcfed.data.download import once, retrieve
 from hpcfed.data.text import encode
-from hpcfed.storage.atomic import instead
 
 # 81 MB; not available by https
 URL = "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"
@@ -31,7 +30,6 @@ SHA256 = "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57"
 FILES = ("training.1600000.processed.noemoticon.csv", "testdata.manual.2009.06.14.csv")
 CLASSES = ("negative", "positive")
 LABELS = {"0": 0, "4": 1}  # polarity 2, neutral, occurs only in the test file and is left out
-TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
 def load(name: str, root: Path, download: bool, how: Reading = READING) -> DataSet:
@@ -41,7 +39,7 @@ def load(name: str, root: Path, download: bool, how: Reading = READING) -> DataS
     hand. The author of a tweet is its user in the natural partition.
     Raises DataError that names the files, the folder and what to do.
     """
-    present, hdf5 = all(os.path.exists(root / file) for file in FILES), root / "sentiment140.h5"
+    present, hdf5 = is_present(root), root / "sentiment140.h5"
     if os.path.exists(hdf5) and not present:
         return replace(files.read(hdf5, Reading(how.text)), name=name)
     if not present:
@@ -52,6 +50,10 @@ def load(name: str, root: Path, download: bool, how: Reading = READING) -> DataS
     (train, test), tokens = encode(parts, how.text)
     encoder = Encoder(tokens=tokens)
     return DataSet(name, train, test, CLASSES, (), (), encoder.vocabulary, encoder=encoder)
+
+
+def is_present(root: Path) -> bool:
+    return all(os.path.exists(root / file) for file in FILES)
 
 
 def read(path: Path) -> Split:
@@ -89,11 +91,10 @@ def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
 
     Raises DataError.
     """
-    archive = root / "trainingandtestdata.zip.new"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as response, archive.open("wb") as file:
-            shutil.copyfileobj(response, file)
+
+    def fetch_archive(folder: Path) -> None:
+        archive = folder / "trainingandtestdata.zip"
+        retrieve(url, archive)
         with archive.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != sha256:
@@ -102,17 +103,14 @@ def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
             )
         with zipfile.ZipFile(archive) as packed:
             for name in FILES:
-                _unpack(packed, name, root / name)
+                with packed.open(name) as source, (folder / name).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+        archive.unlink()
+
+    try:
+        once("sentiment140", root, lambda: is_present(root), fetch_archive)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise _missing(root, f"{url}: {error}") from error
-    finally:
-        archive.unlink(missing_ok=True)
-
-
-def _unpack(packed: zipfile.ZipFile, name: str, path: Path) -> None:
-    """Unpack one file of an archive, so that no incomplete file is visible."""
-    with instead(path) as new, packed.open(name) as source, new.open("wb") as target:
-        shutil.copyfileobj(source, target)
 
 
 def _missing(root: Path, reason: str) -> DataError:

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from hpcfed.core.compat import import_torchvision
 from hpcfed.core.errors import DataError
 from hpcfed.data import check, files
 from hpcfed.data.dataset import DataSet, Split
+from hpcfed.data.download import TIMEOUT, copy_existing, once
 from hpcfed.data.moments import moments
 
-TIMEOUT = 60.0  # seconds without a byte before a download is given up
+# torchvision's errors for files that are missing, or whose checksums differ
+ABSENT = (RuntimeError, FileNotFoundError)
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FASHION = (
@@ -39,6 +42,7 @@ class Source:
 
     kind: torchvision's class.
     files: the files it reads, below the data folder.
+    archives: the files it downloads, which it does not download again.
     classes: names of the classes; empty if torchvision reads them from its files.
     mean, std: per channel on the 0..1 scale; empty if they are to be computed.
     emnist: the EMNIST split, whose images are stored transposed.
@@ -46,6 +50,7 @@ class Source:
 
     kind: str
     files: tuple[str, ...]
+    archives: tuple[str, ...]
     classes: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -57,15 +62,26 @@ def _idx(folder: str, train: str, test: str) -> tuple[str, ...]:
     return tuple(f"{folder}/raw/{part}-{kind}" for part in (train, test) for kind in kinds)
 
 
+def _gz(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}.gz" for name in names)
+
+
 def _emnist(split: str, classes: str) -> Source:
     names = _idx("EMNIST", f"emnist-{split}-train", f"emnist-{split}-test")
-    return Source("EMNIST", names, tuple(classes), emnist=split)
+    return Source("EMNIST", names, ("EMNIST/raw/gzip.zip",), tuple(classes), emnist=split)
+
+
+MNIST = _idx("MNIST", "train", "t10k")
+FASHION_MNIST = _idx("FashionMNIST", "train", "t10k")
+SVHN = ("train_32x32.mat", "test_32x32.mat")
+USPS = ("usps.bz2", "usps.t.bz2")
 
 
 SOURCES = {
     "cifar10": Source(
         "CIFAR10",
         ("cifar-10-batches-py/data_batch_1", "cifar-10-batches-py/test_batch"),
+        ("cifar-10-python.tar.gz",),
         CIFAR10,
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
@@ -73,25 +89,27 @@ SOURCES = {
     "cifar100": Source(
         "CIFAR100",
         ("cifar-100-python/train", "cifar-100-python/test"),
+        ("cifar-100-python.tar.gz",),
         (),
         (0.5071, 0.4865, 0.4409),
         (0.2673, 0.2564, 0.2762),
     ),
-    "mnist": Source("MNIST", _idx("MNIST", "train", "t10k"), DIGITS, (0.1307,), (0.3081,)),
+    "mnist": Source("MNIST", MNIST, _gz(MNIST), DIGITS, (0.1307,), (0.3081,)),
     "fashion-mnist": Source(
-        "FashionMNIST", _idx("FashionMNIST", "train", "t10k"), FASHION, (0.2860,), (0.3530,)
+        "FashionMNIST", FASHION_MNIST, _gz(FASHION_MNIST), FASHION, (0.2860,), (0.3530,)
     ),
     "emnist-letters": _emnist("letters", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
     "emnist-balanced": _emnist("balanced", "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"),
     "emnist-digits": _emnist("digits", "0123456789"),
     "svhn": Source(
         "SVHN",
-        ("train_32x32.mat", "test_32x32.mat"),
+        SVHN,
+        SVHN,
         DIGITS,
         (0.4377, 0.4438, 0.4728),
         (0.1980, 0.2010, 0.1970),
     ),
-    "usps": Source("USPS", ("usps.bz2", "usps.t.bz2"), DIGITS),
+    "usps": Source("USPS", USPS, USPS, DIGITS),
 }
 
 
@@ -99,7 +117,7 @@ def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
     """Load torchvision's files below root, else root/NAME.h5, else torchvision's download to root.
 
     name: one of SOURCES.
-    If files are damaged, torchvision downloads them again if that is allowed and it notices the
+    If files are damaged, they are downloaded again if that is allowed and torchvision notices the
     damage (CIFAR, SVHN).
     Raises DataError that names the files, the folder and what to do.
     """
@@ -111,7 +129,7 @@ def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
         raise _missing(name, root, "downloading is switched off")
     try:
         with _timeout(TIMEOUT):
-            train, test = (_split(source, root, part, download) for part in (True, False))
+            train, test = _obtain(name, root, download)
     except Exception as error:  # torchvision and the network raise exceptions of any type
         raise _missing(name, root, f"torchvision says: {error or type(error).__name__}") from error
     classes = source.classes or train[1]
@@ -126,6 +144,41 @@ def _known(data: DataSet, name: str) -> DataSet:
     """
     source = SOURCES[name]
     return replace(data, name=name, mean=source.mean or data.mean, std=source.std or data.std)
+
+
+def _obtain(name: str, root: Path, download: bool) -> list[tuple[Split, list[str]]]:
+    """Return `_splits`, after a download if files are missing or damaged.
+
+    Files that are present and intact are only read: nothing is locked or written.
+    """
+    source = SOURCES[name]
+    try:
+        return _splits(source, root)
+    except ABSENT:
+        if not download:
+            raise
+    once(name, root, partial(_is_intact, source, root), partial(_fetch, source, root))
+    return _splits(source, root)
+
+
+def _is_intact(source: Source, root: Path) -> bool:
+    """Return whether the files are present and torchvision notices no damage."""
+    try:
+        _splits(source, root)
+    except ABSENT:
+        return False
+    return True
+
+
+def _fetch(source: Source, root: Path, folder: Path) -> None:
+    """Let torchvision download to a folder, with the archives that are in root already."""
+    copy_existing(root, folder, source.archives)
+    _splits(source, folder, download=True)
+
+
+def _splits(source: Source, root: Path, download: bool = False) -> list[tuple[Split, list[str]]]:
+    """Return the training and the test split as torchvision reads them, and their class names."""
+    return [_split(source, root, train, download) for train in (True, False)]
 
 
 def _split(source: Source, root: Path, train: bool, download: bool) -> tuple[Split, list[str]]:
