@@ -8,14 +8,12 @@ The lock needs no locks of the file system, and a holder that has died is replac
 processes download, and both move complete files.
 """
 
-import json
 import os
 import shutil
 import sys
 import urllib.request
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import mkdtemp
@@ -31,7 +29,6 @@ LOCK = ".hpcfed-download.lock"
 TEMPORARY = ".hpcfed-download-"  # beginning of the names of temporary folders
 ABANDONED = 86_400.0  # seconds after which a temporary folder belongs to a process that was killed
 PATIENCE = 5.0  # seconds that a process waits before it says so
-ATTEMPTS = 2  # failed downloads after which the processes that have waited try no more
 
 
 def once(
@@ -41,9 +38,7 @@ def once(
 
     is_present: returns whether nothing needs to be downloaded; called while root is locked.
     fetch: writes all files of the data set to the folder that it receives, as they lie in root.
-    If two processes have failed to download the files while this one waited, the error of the last
-    is raised, so that many nodes without a network do not wait for a timeout each.
-    Raises OSError if root cannot be written or other processes have failed, and what fetch raises.
+    Raises OSError if root cannot be written, and what fetch raises.
     """
     root.mkdir(parents=True, exist_ok=True)
     data_lock = Lock(root, "", end=None, path=root / LOCK)
@@ -55,17 +50,8 @@ def once(
         raise OSError(cause.errno, cause.strerror, str(root)) from error
     try:
         remove_abandoned(root)
-        failure = read_failure(data_lock, name)
-        if is_present():
-            return
-        if failure.attempts >= ATTEMPTS:
-            raise OSError(failure.message)
-        try:
+        if not is_present():
             fetch_and_move(root, fetch)
-        except Exception as error:
-            message = f"{data_lock.me} has tried it meanwhile: {error or type(error).__name__}"
-            report_failure(data_lock, Failure(name, failure.attempts + 1, message))
-            raise
     finally:
         data_lock.release()
 
@@ -133,52 +119,6 @@ class Announcement:
                 f"if it hangs, end it"
             )
             print(f"hpcfed: {format_error(text)}", file=sys.stderr, flush=True)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A download that has failed, for the processes that wait.
-
-    name: the data set.
-    attempts: number of processes that have failed in turn.
-    message: the error of the last one.
-    """
-
-    name: str
-    attempts: int = 0
-    message: str = ""
-
-
-def failure_file(path: Path, token: str) -> Path:
-    """Return the path at which the process that waits with this token finds a failure."""
-    return path.with_name(f"{path.name}.{token}.failed")
-
-
-def report_failure(data_lock: Lock, failure: Failure) -> None:
-    """Report a failed download to the processes that wait for the lock."""
-    me = data_lock.me
-    assert me is not None
-    for waiting in glob_folder(data_lock.run, f"{LOCK}.*.new"):
-        with suppress(OSError):
-            entry = lock.read(waiting)
-            if entry and entry.holder.token and not lock.dead(entry, time(), me):
-                path = failure_file(data_lock.path, entry.holder.token)
-                path.write_text(json.dumps(asdict(failure)))
-
-
-def read_failure(data_lock: Lock, name: str) -> Failure:
-    """Return the failed download of this data set that this process has waited for.
-
-    Without one its `attempts` are 0.
-    """
-    assert data_lock.me is not None
-    path = failure_file(data_lock.path, data_lock.me.token)
-    with suppress(OSError, ValueError, TypeError):
-        failure = Failure(**json.loads(path.read_text()))
-        path.unlink()
-        if failure.name == name:
-            return failure
-    return Failure(name)
 
 
 def remove_abandoned(root: Path) -> None:
