@@ -184,7 +184,7 @@ def hardware(fed: Federation) -> dict[str, Any]:
     """Return a description of the machine and the device of rank 0."""
     return {
         "cpu": name_processor(),
-        "cores": os.cpu_count(),
+        "cores": fed.cores,
         "device": devices.describe(fed.device),
         **({"ranks_per_gpu": fed.gpu.ranks} if fed.gpu.ranks else {}),
         "threads": torch.get_num_threads(),

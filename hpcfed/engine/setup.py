@@ -19,6 +19,7 @@ from hpcfed.federation.federation import Federation, Gpu, SharedData
 from hpcfed.federation.transforms import install
 from hpcfed.machine import speeds
 from hpcfed.machine.assignment import place
+from hpcfed.machine.cores import cores_of_node
 from hpcfed.machine.device_choice import choose_device, resident_bytes
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.storage import names
@@ -87,6 +88,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         ),
         device=device,
         gpu=Gpu(choice.share, choice.ranks),
+        cores=cores_of_node(comm),
         pool=cache(partial(make_pool_client, world, store, device, job)),
         modalities=lambda: world.modalities.train if world.modalities else (),
         edges=world.edges,

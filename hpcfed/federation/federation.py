@@ -118,14 +118,15 @@ class Federation:
     part in this round), `placement` (the rank of each client), `tallies` (what each client did),
     `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `edges` (servers
     between clients and this one), `attack` (of clients on the others; None: there is none),
-    `account` (what the run has cost in privacy; None: nobody counts
-    it) and its `noise_multiplier`, `shapes_of_means` (of tensors of which clients send pieces, by
-    name, as `note_shapes` notes them), `begin` (opens a round), `data`, `gpu`, `trial` (notes, if
-    only shapes and bytes count: then a training takes one step or none, and a pass over examples
-    computes three of them), `stays` (whether all that clients compute now stays with them, as in a
-    block of `stay_with_clients`), `counting` (labels of others than clients' own examples).
+    `account` (what the run has cost in privacy; None: nobody counts it) and its `noise_multiplier`,
+    `shapes_of_means` (of tensors of which clients send pieces, by name, as `note_shapes` notes
+    them), `begin` (opens a round), `data`, `gpu`, `cores`, `trial` (notes, if only shapes and bytes
+    count: then a training takes one step or none, and a pass over examples computes three of them),
+    `stays` (whether all that clients compute now stays with them, as in a block of
+    `stay_with_clients`), `counting` (labels of others than clients' own examples).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
+    cores: physical cores that the ranks of rank 0's node may use together.
     pool: makes a client that holds all clients' data.
     modalities: returns those of all clients, if there are several.
     edges: the edge server of each client.
@@ -149,6 +150,7 @@ class Federation:
         profiles: Profiles,
         data: SharedData,
         gpu: Gpu | None = None,
+        cores: int = 1,
         pool: Callable[[], Client] | None = None,
         modalities: Callable[[], Sequence[tuple[str, ...]]] = tuple,
         edges: EdgeMap | None = None,
@@ -170,6 +172,7 @@ class Federation:
         self.store = store
         self.data = data
         self.gpu = gpu or Gpu()
+        self.cores = cores
         self.clock = Clock()
         self.warnings = Warnings(comm)
         self.transforms: list[Transform] = []

@@ -514,7 +514,12 @@ PLAN = (
     argument(
         "--gpus-per-node", type=int, default=0, metavar="N", help="default: ranks compute on cores"
     ),
-    argument("--cores-per-node", type=int, metavar="N", help="default: those of the short run"),
+    argument(
+        "--cores-per-node",
+        type=int,
+        metavar="N",
+        help="physical cores; default: those that the ranks of the short run may use",
+    ),
     argument(
         "--ranks-per-node",
         type=int,

@@ -18,6 +18,7 @@ import numpy as np
 from hpcfed.comm import Comm, connect
 from hpcfed.comm.mpi_library import library
 from hpcfed.core.errors import HpcfedError
+from hpcfed.machine.cores import logical_cpus
 from hpcfed.machine.gpu_sharing import visible
 from hpcfed.machine.processor import find_bfloat16
 
@@ -53,9 +54,7 @@ def inspect_rank(comm: Comm) -> dict[str, Any]:
     present = gpu_files()
     return {
         "node": comm.node_of[comm.rank],
-        "cores": sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1)),
+        "cores": logical_cpus(),
         "bfloat16": find_bfloat16(),
         "gpus": visible("auto") if present else [],  # torch takes seconds to load
         "present": present,
