@@ -24,7 +24,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from hpcfed.algorithms.base import is_plain, keeps_weights
+from hpcfed.algorithms.base import Method, is_plain, keeps_weights
+from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.clients.client import Client
 from hpcfed.comm import Serial
@@ -52,7 +53,7 @@ EXAMPLES = 3  # of each class that a client has
 COMPARED = 100  # clients of a kind, the first ones, whose numbers of classes are compared
 RATE = 1e-3  # largest learning rate, so that a trial does not diverge where the run may
 LOOPS = ("steps", "epochs", "iterations", "passes", "matchings")  # endings of fields, set to 1
-Bytes = tuple[int, int]  # down and up
+Bytes = tuple[int, int, int]  # down, up, and of uploads in memory
 Kind = tuple[str, tuple[str, ...]]  # of a client: its architecture and its modalities
 
 
@@ -127,8 +128,23 @@ class Measured:
         self.uploaded = UploadedParts()
         self._compare()
 
-    def traffic(self, k: int) -> Bytes:
+    def traffic(self, k: int) -> tuple[int, int]:
         """Return the bytes that client k receives and sends in a round."""
+        down, up, _ = self._of(k)
+        return down, up
+
+    def upload_memory(self, k: int) -> int:
+        """Return the bytes of memory that the uploads of client k take in a round, decoded.
+
+        Its rank keeps them until the round ends (`hpcfed.federation.replay_log`).
+        """
+        method = self._fed.job.algorithm
+        # a method whose bytes a trial does not have; peers only send their upload to more clients
+        if type(method).traffic is not Method.traffic and not isinstance(method, Peers):
+            return method.traffic(self._fed, k)[1]
+        return self._of(k)[2]
+
+    def _of(self, k: int) -> Bytes:
         bytes_ = self._bytes[self._kind(k)]
         if 0 in bytes_:
             return bytes_[0]
@@ -245,8 +261,10 @@ def on_line(bytes_: Mapping[int, Bytes], number: int) -> Bytes | None:
     }
     if len(slopes) > 1:
         return None
-    down, up = (v + slope * (number - a) for v, slope in zip(low, slopes.pop(), strict=True))
-    return int(down), int(up)
+    down, up, memory = (
+        int(v + slope * (number - a)) for v, slope in zip(low, slopes.pop(), strict=True)
+    )
+    return down, up, memory
 
 
 def classes(fed: Federation, k: int) -> int:
@@ -261,15 +279,16 @@ def perform(fed: Federation) -> tuple[list[Bytes], int]:
     the message that names its client.
     """
     method, everybody = fed.job.algorithm, list(range(fed.K))
-    state, most, uploads = method.init(fed), [(0, 0)] * fed.K, 0
+    state, most, uploads = method.init(fed), [(0, 0, 0)] * fed.K, 0
     once = one_exchange(method) and not fed.transforms  # which may learn in the first round
     for t in range(1 if once else 2):
         state = rehearse(fed, state, t)
         uploads = max(uploads, *fed.replay.uploads.values(), 0)
-        tallies = [fed.tallies[k] for k in everybody]
+        memory = fed.trial.upload_memory if fed.trial else {}
+        of_round = [(fed.tallies[k].down, fed.tallies[k].up, memory.get(k, 0)) for k in everybody]
         most = [
-            (max(down, tally.down), max(up, tally.up))
-            for (down, up), tally in zip(most, tallies, strict=True)
+            (max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]))
+            for a, b in zip(most, of_round, strict=True)
         ]
         if fed.rule:
             fed.rule.close(fed, uploads, [fed.rule.report()])

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from hpcfed.algorithms.trial import measure
 from hpcfed.core.tables import console, duration, size, table
 from hpcfed.engine.calibration import local_seconds
 from hpcfed.engine.describe import setting
 from hpcfed.engine.fault_tolerance.background_save import KEEP
 from hpcfed.engine.memory_check import need
 from hpcfed.machine.assignment import makespan
-from hpcfed.machine.memory_budget import weights
+from hpcfed.machine.memory_budget import uploads, weights
 from hpcfed.storage.columns import LISTED
 from hpcfed.storage.fields import flat
 
@@ -40,7 +41,7 @@ def show(job: Job, facts: World, fed: Federation) -> None:
     out.print("\n" + "\n".join([*setting(facts, fed), *time_and_disk(job, facts, fed)]))
     out.print(f"\nrank 0 computes on {fed.device}; {on_gpu(facts, fed)}")
     clients = {r: [k for k, rank in enumerate(ranks) if rank == r] for r in range(fed.comm.size)}
-    out.print(table(">rank,>clients,ids,>weights", placement(facts, fed, clients)))
+    out.print(table(">rank,>clients,ids,>weights,>uploads", placement(facts, fed, clients)))
     if not facts.many:
         out.print(partition(facts, ranks))
     mean_load = sum(facts.costs) / sum(fed.placement.speeds)
@@ -60,9 +61,10 @@ def show(job: Job, facts: World, fed: Federation) -> None:
 
 def placement(
     facts: World, fed: Federation, clients: dict[int, list[int]]
-) -> list[tuple[int, int, str, str]]:
-    """Return the rows of the table of ranks: clients, their ids, and bytes of their weights.
+) -> list[tuple[int, int, str, str, str]]:
+    """Return the rows of the table of ranks: clients, their ids, and bytes of weights and uploads.
 
+    Uploads are those of a round.
     clients: by rank.
     """
     bytes_each = {name: fed.store.layout(name).size * 4 for name in set(facts.architectures)}
@@ -71,7 +73,29 @@ def placement(
         rank: float(weights([facts.architectures[k] for k in ks], bytes_each, stateless))
         for rank, ks in clients.items()
     }
-    return [(rank, len(ks), join_ids(ks), size(memory[rank])) for rank, ks in clients.items()]
+    sent = upload_bytes(facts, fed, clients)
+    return [
+        (rank, len(ks), join_ids(ks), size(memory[rank]), size(sent[rank]))
+        for rank, ks in clients.items()
+    ]
+
+
+def upload_bytes(facts: World, fed: Federation, clients: dict[int, list[int]]) -> dict[int, float]:
+    """Return the most bytes of memory that the uploads of a round take, by rank.
+
+    Stateless clients of a cohort are placed anew in each round; of others a rank may have all.
+    clients: by rank.
+    """
+    measured, each = measure(fed), dict[str, int]()
+    for k in range(min(fed.K, LISTED)):
+        name = facts.architectures[k]
+        each[name] = max(each.get(name, 0), measured.upload_memory(k))
+    most = -(-fed.cohort_size // len(clients)) if fed.store.stateless else fed.cohort_size
+    sizes = {
+        rank: sorted((each.get(facts.architectures[k], 0) for k in ks), reverse=True)
+        for rank, ks in clients.items()
+    }
+    return {rank: uploads(sum(nbytes[:most])) for rank, nbytes in sizes.items()}
 
 
 def time_and_disk(job: Job, facts: World, fed: Federation) -> list[str]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcfed.core.params import Mean
-from hpcfed.core.payload import map_tensors
+from hpcfed.core.payload import map_tensors, nbytes
 from hpcfed.federation.transforms.values import values_of
 from hpcfed.federation.upload import Uplink
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hpcfed.clients.client import Client
     from hpcfed.config.sections import Local
     from hpcfed.federation.federation import Federation
     from hpcfed.federation.upload import Upload
@@ -100,11 +101,17 @@ class UploadedParts:
 
 
 class TrialUplink(Uplink):
-    """Notes the parts of uploads."""
+    """Notes the parts of uploads, and the bytes that they take in memory."""
 
     def __init__(self, fed: Federation, uploaded: UploadedParts) -> None:
         super().__init__(fed)
         self._uploaded = uploaded
+
+    def send(self, client: Client, upload: Any) -> Upload | None:
+        sent = super().send(client, upload)
+        if sent is not None and self._fed.trial:
+            self._fed.trial.upload_memory[client.id] += nbytes(dict(sent.parts))
+        return sent
 
     def received(self, k: int, upload: Upload) -> Any:
         self._uploaded.add(upload)
@@ -119,6 +126,7 @@ class Trial:
     uploaded: parts of uploads.
     trainings: those of the round with noisy gradients, by client.
     streams: phase, round and client of their noise.
+    upload_memory: bytes that the uploads of the round take in memory, decoded, by client.
     """
 
     local: Local
@@ -127,12 +135,14 @@ class Trial:
         default_factory=lambda: defaultdict(Counter)
     )
     streams: set[tuple[str, int, int]] = field(default_factory=set)
+    upload_memory: Counter[int] = field(default_factory=Counter)
 
     def begin(self) -> None:
         """Begin a round."""
         self.uploaded.begin()
         self.trainings.clear()
         self.streams.clear()
+        self.upload_memory.clear()
 
     def note(self, k: int, training: Training) -> None:
         """Note a training of client k."""

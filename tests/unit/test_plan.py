@@ -28,6 +28,7 @@ from hpcfed.launch.plan.predict import (
     Prediction,
     predict,
 )
+from hpcfed.machine.memory_budget import uploads
 from hpcfed.models import precision as models_precision
 from hpcfed.storage.results import Results
 
@@ -113,6 +114,7 @@ def four_clients(**changes: object) -> Demand:
         "everybody": False,
         "values": 0,
         "uploads": 0,
+        "upload_memory": np.zeros(4),
         "rounds": 10,
         "due": 1.0,
     }
@@ -134,6 +136,7 @@ def test_costs_are_medians_over_clients_and_rounds_but_the_first(tmp_path: Path)
     assert measured.evaluate == pytest.approx(0.8 / ((4 + 8) / 20))  # over training as many
     assert measured.rest == pytest.approx(0.3) and measured.server == 0.1  # one client a rank
     assert (measured.peak, measured.placed, measured.cores) == (2e8, [["mlp"], ["mlp"]], 2)
+    assert measured.trained == {"mlp": 1.0}  # on each of two ranks
 
 
 @pytest.mark.parametrize(
@@ -252,6 +255,44 @@ def test_memory_is_that_of_the_fullest_rank_and_gpu():
     assert two.memory == 5 + models and two.gpu == 2 * (7 + models)
 
 
+def test_uploads_of_a_round_are_in_memory_until_it_ends_those_of_stateless_clients_too():
+    demand = four_clients(stateless=True, upload_memory=np.array([1000.0, 1000.0, 1000.0, 0.0]))
+    models, each = 4 * 100, uploads(1000)  # a module with its gradient and moments
+    one, two, four = (predict(demand, Cluster(n, 1, 1, FREE), peak=5.0) for n in (1, 2, 4))
+    assert one.uploads == pytest.approx(3 * each) and one.memory == 5 + models + one.uploads
+    assert two.uploads == pytest.approx(2 * each) and four.uploads == each
+    few = four_clients(
+        stateless=True, upload_memory=demand.upload_memory, cohorts=[[[3]], [[0], [1]]]
+    )
+    assert predict(few, Cluster(1, 1, 1, FREE)).uploads == pytest.approx(2 * each)  # of one round
+
+
+def test_uploads_of_a_rank_are_those_of_its_own_clients_that_take_part():
+    demand = four_clients(upload_memory=np.full(4, 1000.0), cohorts=[[[0], [3]], [[1], [2]]])
+    two = predict(demand, Cluster(2, 1, 1, FREE))  # clients 0 and 3 are on the same rank
+    assert two.uploads == pytest.approx(2 * uploads(1000))
+
+
+def test_a_plan_adds_the_uploads_of_more_clients_and_warns_if_they_are_most_of_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    run = trial(tmp_path / "run")  # 200 MB a rank, with one client that trains
+    words = ("--models.d", "16384", "--data.name", "digits")
+    two, eighty = (
+        planned(run, capsys, *words, "--clients", n, "--data.train_limit", "160")
+        for n in ("2", "80")
+    )
+    each = two["clusters"][0]["uploads"] / 2
+    assert 14e6 < each < 16e6  # a model of 14 MB
+    assert eighty["clusters"][0]["uploads"] == pytest.approx(80 * each)
+    added = eighty["clusters"][0]["memory"] - two["clusters"][0]["memory"]
+    assert added == pytest.approx(78 * each)
+    assert two["clusters"][0]["memory"] == pytest.approx(2e8 + each)
+    assert not any("uploads" in line for line in two["warnings"])
+    [warning] = [line for line in eighty["warnings"] if "uploads" in line]
+    assert "run.resident does not limit them" in warning and "lower participation" in warning
+
+
 def test_stateless_clients_are_placed_again_in_each_round():
     cohorts = [[[0], [1]], [[2], [3]]]
     stay, move = (
@@ -284,6 +325,7 @@ def test_predicted_seconds_of_exact_sums_are_those_measured_on_two_cores(ranks, 
         architectures=("a",) * K,
         train=np.ones(K),
         evaluate=np.zeros(K),
+        upload_memory=np.zeros(K),
         values=11_181_642,
         cohorts=[[[k] for k in range(K)]],
     )
@@ -296,6 +338,7 @@ def test_more_nodes_never_take_longer_if_the_network_costs_nothing():
         architectures=("a",) * 64,
         train=np.linspace(1, 2, 64),
         evaluate=np.zeros(64),
+        upload_memory=np.zeros(64),
         cohorts=[[[k] for k in range(64)]],
     )
     parts = [predict(clients, Cluster(2**i, 1, 1, FREE)).parts for i in range(8)]
@@ -337,7 +380,19 @@ def test_the_command_plans_from_a_trial(tmp_path: Path, capsys: pytest.CaptureFi
     )
     text = capsys.readouterr().out
     assert "of at least 50%: 2; the fastest: 2" in text and f"measured, in {run} on cpu" in text
-    assert "assumed" not in text
+    assert "assumed" not in text and "may use 2 physical cores" in text
+
+
+def test_a_node_has_as_many_ranks_as_the_short_run_could_use_cores(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    hardware = {"device": "cpu", "cores": 64, "nodes": 1}
+    words = ["plan", *FIELDS, "--costs", str(trial(tmp_path / "run", hardware=hardware))]
+    ranks = []
+    for more in ([], ["--run.threads", "4"], ["--cores-per-node", "8"]):
+        assert cli.main([*words, "--nodes", "1", "--json", *more]) == 0
+        ranks.append(json.loads(capsys.readouterr().out)["clusters"][0]["ranks"])
+    assert ranks == [64, 16, 8]
 
 
 def test_a_method_s_own_passes_are_as_many_as_in_the_trial(
@@ -408,7 +463,10 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
     assert f"measured, in {run} on a GPU" in basis[0]
     assert any(line.endswith("messages from --latency and --bandwidth") for line in basis)
     assert any(line.startswith("assumed: one rank a GPU") for line in basis)
-    assert four["gpu"] == 2 * two["gpu"] > 0  # two ranks, each with the modules of its clients
+    modules = two["gpu"] - two["uploads"]
+    assert modules > 0 and four["uploads"] == two["uploads"] / 2 > 0
+    # two ranks, each with the modules and the uploads of its clients
+    assert four["gpu"] == pytest.approx(2 * (modules + four["uploads"]))
     assert four["parts"]["train"] == pytest.approx(
         two["parts"]["train"]
     )  # they share the GPU's time

@@ -7,6 +7,7 @@ import torch
 from hpcfed.algorithms import trial
 from hpcfed.algorithms.asynchronous.fedasync import FedAsync
 from hpcfed.comm import Serial
+from hpcfed.config.architectures import MODELS, Entry
 from hpcfed.config.load import load
 from tests.contract import toy
 
@@ -31,10 +32,13 @@ def test_a_trial_leaves_no_trace_in_the_federation_or_in_global_generators(fed):
 
 
 def test_the_bytes_of_other_numbers_of_classes_follow_if_each_class_costs_the_same():
-    measured = {1: (64, 20), 4: (64, 80), 2: (64, 40)}
-    assert trial.on_line(measured, 3) == (64, 60)
-    assert trial.on_line({**measured, 2: (64, 44)}, 3) is None
-    assert trial.on_line({1: (64, 20), 4: (64, 80)}, 3) is None  # two points are always on a line
+    measured = {1: (64, 20, 10), 4: (64, 80, 40), 2: (64, 40, 20)}
+    assert trial.on_line(measured, 3) == (64, 60, 30)
+    assert trial.on_line({**measured, 2: (64, 44, 20)}, 3) is None
+    assert trial.on_line({**measured, 2: (64, 40, 24)}, 3) is None
+    assert (
+        trial.on_line({1: (64, 20, 10), 4: (64, 80, 40)}, 3) is None
+    )  # two points are always on a line
 
 
 def test_clients_of_one_architecture_and_number_of_classes_are_measured_once(fed, monkeypatch):
@@ -47,6 +51,29 @@ def test_clients_of_one_architecture_and_number_of_classes_are_measured_once(fed
     # those with the fewest and the most classes of both architectures; then client 2, which has
     # three, beside one of the other architecture
     assert measured == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "whose"),
+    [
+        ("fedavg", (), "what is sent"),
+        ("fedavg", ("--compression.by", "top-k"), "a model"),  # decoded, though less is sent
+        ("scaffold", (), "what is sent"),  # a model and a control variate
+        ("dsgd", (), "a model"),  # one upload, though it is sent to each neighbour
+    ],
+)
+def test_an_upload_takes_memory_once_and_decoded(method, flags, whose):
+    fed = toy.start(Serial(), toy.job(method, "--models.mix", "mlp", *flags)).fed
+    measured = trial.measure(fed)
+    expected = {"what is sent": measured.traffic(0)[1], "a model": fed.shapes().nbytes}
+    assert measured.upload_memory(0) == expected[whose] > 0
+
+
+def test_an_upload_of_as_many_values_as_examples_takes_memory_for_all_of_them(monkeypatch):
+    small = Entry("tests.contract.toy:small", "of the tests", least=8, stem=True)
+    monkeypatch.setitem(MODELS, "small", small)
+    fed = toy.start(Serial(), toy.job("fedgkt")).fed  # a trial has a few examples
+    assert trial.measure(fed).upload_memory(0) == fed.job.algorithm.traffic(fed, 0)[1]
 
 
 def test_a_run_that_diverges_is_measured_all_the_same(monkeypatch):

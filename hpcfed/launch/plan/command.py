@@ -30,7 +30,7 @@ from hpcfed.launch.plan.precisions import (
 )
 from hpcfed.launch.plan.predict import Cluster, Demand, Network, Prediction, predict
 from hpcfed.machine.energy import KWH, carbon
-from hpcfed.machine.memory_budget import weights
+from hpcfed.machine.memory_budget import uploads, weights
 from hpcfed.storage.fields import at
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 PAYS = 0.5
 MOST = 100_000  # ranks
 COHORTS = 5  # rounds whose cohorts stand for all
+MUCH = 0.5  # share of a rank's memory from which uploads cause a warning
 PARTS = ("train", "evaluate", "wait", "communicate")
 HEADS = (
     ">nodes,>ranks,>round,>train,>evaluate,>wait,>communicate,>other,"
@@ -96,11 +97,12 @@ def plan(
     groups = len(demand.cohorts[0])
     if clusters[-1].ranks > groups:
         warnings.append(f"only {groups} groups of clients train in a round: more ranks stay idle")
+    warnings += memory_warnings(predictions[0])
     facts = {
         "costs": str(costs),
         "processor": trial.processor,
         "warnings": warnings,
-        "basis": [*basis(trial, costs, clusters[-1]), *ratio_lines(ratios, job)],
+        "basis": [*basis(trial, costs, clusters[-1], cores_per_node), *ratio_lines(ratios, job)],
         "best": best(predictions).nodes,
         "fastest": min(predictions, key=lambda p: p.seconds).nodes,
         "clusters": [
@@ -113,6 +115,17 @@ def plan(
         "float32_over_bf16": ratios,
     }
     return facts if json else page(predictions, by_precision, facts)
+
+
+def memory_warnings(smallest: Prediction) -> list[str]:
+    """Return a warning if uploads take most of a rank's memory on the smallest cluster."""
+    if smallest.uploads < MUCH * smallest.memory:
+        return []
+    return [
+        f"on {smallest.ranks} ranks, {size(smallest.uploads)} of a rank's {size(smallest.memory)} "
+        "of memory are uploads of a round: run.resident does not limit them; more ranks or a "
+        "lower participation reduce them"
+    ]
 
 
 def energy(prediction: Prediction, watts: float | None, job: Job) -> dict[str, float | None]:
@@ -254,8 +267,11 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
     # clients encode what they send, but ranks exchange decoded values
     measured = measure(fed, encoded=not fed.transforms)
     usual = type(method).traffic is Method.traffic
-    uploads = [(measured.traffic(k) if usual else method.traffic(fed, k))[1] for k in cohorts[0]]
-    values = 0 if measured.moves else max(uploads) // 4
+    sent = [(measured.traffic(k) if usual else method.traffic(fed, k))[1] for k in cohorts[0]]
+    upload_memory = np.zeros(len(names))
+    for k in {k for cohort in cohorts for k in cohort}:
+        upload_memory[k] = measured.upload_memory(k)
+    values = 0 if measured.moves else max(sent) // 4
     return Demand(
         architectures=names,
         size={name: 4 * fed.store.layout(name).size for name in sorted(set(names))},
@@ -267,7 +283,8 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
         cohorts=[fed.turns.grouping(cohort) for cohort in cohorts],
         everybody=evaluates_everybody(fed),
         values=values,
-        uploads=0 if values else sum(uploads),
+        uploads=0 if values else sum(sent),
+        upload_memory=upload_memory,
         rounds=job.rounds,
         due=1 / job.evaluate.every,
     )
@@ -307,14 +324,23 @@ def cluster(
 
 
 def predict_cluster(demand: Demand, trial: Costs, one: Cluster) -> Prediction:
-    """Return the prediction; memory of a rank besides weights is as in the trial."""
-    models = max(
+    """Return the prediction; memory of a rank besides weights and uploads is as in the trial."""
+    models: float = max(
         weights([name for name in names if name in demand.size], demand.size, demand.stateless)
         for names in trial.placed
+    )
+    models += uploads(
+        sum(n * upload_of(demand, name) for name, n in trial.trained.items() if name in demand.size)
     )
     return predict(
         demand, one, peak=max(0.0, trial.peak - models), gpu=max(0.0, trial.gpu - models)
     )
+
+
+def upload_of(demand: Demand, architecture: str) -> float:
+    """Return the mean bytes of memory that uploads of a client of this architecture take."""
+    nbytes = demand.upload_memory[np.array(demand.architectures) == architecture]
+    return float(nbytes[nbytes > 0].mean()) if nbytes.any() else 0.0
 
 
 def efficiencies(predictions: list[Prediction]) -> list[Prediction]:
@@ -336,15 +362,20 @@ def best(predictions: list[Prediction]) -> Prediction:
     return paying[-1]
 
 
-def basis(trial: Costs, run: Path | None, largest: Cluster) -> list[str]:
+def basis(trial: Costs, run: Path | None, largest: Cluster, cores: int | None) -> list[str]:
     """Return what the figures rest on: measurements or assumptions.
 
-    largest: the cluster with most nodes.
+    largest: the cluster with most nodes.  cores: --cores-per-node.
     """
     lines = [
         f"measured, in {run} on {trial.processor}: seconds of training, of evaluation and of the "
-        "server, and memory besides weights"
+        "server, and memory besides weights and uploads"
     ]
+    if cores is None and not largest.gpus:
+        lines.append(
+            f"measured: the ranks of a node may use {largest.cores} physical cores; "
+            "--cores-per-node sets another number"
+        )
     if trial.watts is not None:
         lines.append(
             f"measured: {trial.watts:.3g} W a node (log.energy); assumed: each node draws as much"

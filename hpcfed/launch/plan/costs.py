@@ -5,8 +5,8 @@ They are measured by architecture.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,12 @@ class Costs:
     server: of a round, on rank 0.
     peak, gpu: peak bytes of a rank's memory, and of its GPU's.
     placed: architectures of the clients of each rank.
-    cores: of a node.
+    cores: physical cores that the ranks of a node may use together.
     processor: the trial's processor.
     job: the trial's job.
     at_once: ranks that computed on a GPU at a time.
     watts: mean power of a node, of what its counters count; None: not measured.
+    trained: mean number of clients of a rank that train in a round, by architecture.
     """
 
     train: dict[str, float]
@@ -72,6 +73,7 @@ class Costs:
     watts: float | None = None
     passes: float = 1.0
     at_once: int = 1
+    trained: dict[str, float] = field(default_factory=dict)
 
     def of(self, architecture: str) -> float:
         """Return the seconds of an example. Raises ConfigError if the trial had none."""
@@ -116,6 +118,7 @@ def costs(run: Path, everybody: bool) -> Costs:
         job=header["job"],
         watts=power(record, skip),
         passes=passes(record, examples),
+        trained=clients_that_train(names, examples, header["ranks"]),
     )
 
 
@@ -149,6 +152,17 @@ def rates(names: np.ndarray, seconds: np.ndarray, examples: np.ndarray) -> dict[
     for t, k in zip(*np.nonzero(examples > 0), strict=True):
         ratios[str(names[k])].append(seconds[t, k] / examples[t, k])
     return {name: float(np.median(values)) for name, values in ratios.items()}
+
+
+def clients_that_train(names: np.ndarray, examples: np.ndarray, ranks: int) -> dict[str, float]:
+    """Return the mean number of a rank's clients that train in a round, by architecture.
+
+    Of all rounds the largest counts.
+    names: [K], architectures.  examples: [T, K].
+    """
+    cohorts = [Counter(map(str, names[row > 0])) for row in examples]
+    largest = max(cohorts, key=Counter.total)
+    return {name: n / ranks for name, n in largest.items()}
 
 
 def local_examples(sizes: np.ndarray, epochs: int, steps: int | None, batch: int) -> np.ndarray:

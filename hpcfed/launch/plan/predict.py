@@ -13,7 +13,7 @@ import numpy as np
 
 from hpcfed.comm.sum_messages import ITEM
 from hpcfed.machine.assignment import place
-from hpcfed.machine.memory_budget import weights
+from hpcfed.machine.memory_budget import uploads, weights
 
 # Seconds of one core for a value of an exact sum, measured: of each row, of the total, and of a
 # value that a rank sends to other nodes and receives back.
@@ -87,6 +87,8 @@ class Demand:
     everybody: whether all clients are evaluated, instead of a cohort.
     values: of the averaged model; 0 if there is none.
     uploads: bytes that all ranks receive in that case.
+    upload_memory: [K], bytes of memory that the uploads of a client take in a round; 0 of clients
+    in none of the cohorts.
     rounds: of the run.
     due: share of rounds that evaluate.
     """
@@ -102,6 +104,7 @@ class Demand:
     everybody: bool
     values: int
     uploads: int
+    upload_memory: np.ndarray
     rounds: int
     due: float
 
@@ -115,6 +118,7 @@ class Prediction:
     efficiency: speed-up over nodes, relative to the smallest cluster of the list.
     hours: of the run.
     memory, gpu: bytes, of the fullest rank and GPU.
+    uploads: bytes of them that are uploads of a round, of the rank that has most.
     """
 
     nodes: int
@@ -124,6 +128,7 @@ class Prediction:
     hours: float
     memory: float
     gpu: float
+    uploads: float = 0.0
     efficiency: float = 1.0
 
     @property
@@ -134,10 +139,16 @@ class Prediction:
 def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.0) -> Prediction:
     """Return the prediction for this demand on this cluster.
 
-    peak, gpu: bytes that a rank and its share of a GPU use in addition to weights.
+    peak, gpu: bytes that a rank and its share of a GPU use in addition to weights and uploads.
     """
     stay = place_clients(demand, [[k] for k in range(len(demand.architectures))], cluster)
-    rounds = [round_parts(demand, groups, stay, cluster) for groups in demand.cohorts]
+    # stateless clients are placed anew in each round, as in runs; others stay on their rank
+    placements = [
+        place_clients(demand, groups, cluster) if demand.stateless else stay
+        for groups in demand.cohorts
+    ]
+    cohorts = list(zip(demand.cohorts, placements, strict=True))
+    rounds = [round_parts(demand, groups, placement, cluster) for groups, placement in cohorts]
     parts = {name: float(np.mean([part[name] for part in rounds])) for name in rounds[0]}
     parts |= {"communicate": communication(demand, cluster, stay), "server": demand.server}
     seconds = sum(parts.values())
@@ -145,6 +156,8 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
         weights(np.array(demand.architectures)[stay == rank], demand.size, demand.stateless)
         for rank in range(cluster.ranks)
     ]
+    sent = np.max([upload_bytes(demand, *cohort, cluster) for cohort in cohorts], 0)
+    fullest = max(map(sum, zip(models, sent, strict=True)))
     per_gpu = -(-cluster.each // cluster.gpus) if cluster.gpus else 0
     return Prediction(
         nodes=cluster.nodes,
@@ -152,20 +165,19 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
         seconds=seconds,
         parts=parts,
         hours=seconds * demand.rounds / 3600,
-        memory=max(models) + peak,
-        gpu=per_gpu * (max(models) + gpu),
+        memory=fullest + peak,
+        gpu=per_gpu * (fullest + gpu),
+        uploads=float(max(sent)),
     )
 
 
 def round_parts(
-    demand: Demand, groups: list[list[int]], stay: np.ndarray, cluster: Cluster
+    demand: Demand, groups: list[list[int]], placement: np.ndarray, cluster: Cluster
 ) -> dict[str, float]:
     """Return the seconds of computation in a round: means over ranks, and the wait for the slowest.
 
-    Stateless clients are placed anew each round, as in runs; others stay on their rank.
-    stay: [K].
+    placement: [K], the rank of each client.
     """
-    placement = place_clients(demand, groups, cluster) if demand.stateless else stay
     cohort = np.array([k for ks in groups for k in ks], int)
     evaluated = np.arange(len(demand.architectures)) if demand.everybody else cohort
 
@@ -180,6 +192,18 @@ def round_parts(
     total = np.sum(list(loads.values()), 0)
     parts = {name: float(load.mean()) * cluster.sharing for name, load in loads.items()}
     return parts | {"wait": slowest(total, cluster) - float(total.mean()) * cluster.sharing}
+
+
+def upload_bytes(
+    demand: Demand, groups: list[list[int]], placement: np.ndarray, cluster: Cluster
+) -> np.ndarray:
+    """Return the bytes of memory that the uploads of a round take on each rank, [R].
+
+    placement: [K], the rank of each client.
+    """
+    cohort = np.array([k for ks in groups for k in ks], int)
+    nbytes = np.bincount(placement[cohort], demand.upload_memory[cohort], cluster.ranks)
+    return np.array([uploads(n) for n in nbytes])
 
 
 def slowest(loads: np.ndarray, cluster: Cluster) -> float:
