@@ -92,12 +92,12 @@ class Meter:
         return used
 
 
-def keep_reading(meter: ref[Meter], ended: Event, interval: float) -> None:
-    """Read the counters of a meter every so many seconds, as long as the meter exists."""
+def keep_reading(reference: ref[Meter], ended: Event, interval: float) -> None:
+    """Read the counters of a meter every `interval` seconds, as long as the meter exists."""
     while not ended.wait(interval):
-        if present := meter():
-            present.read()
-        del present  # else this thread would keep the meter
+        if meter := reference():
+            meter.read()
+        del meter  # else this thread would keep it
 
 
 def meter_of_rank(comm: Comm, device: torch.device) -> Meter:

@@ -74,8 +74,8 @@ def fill_tasks(resources: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"submit: --{name.replace('_', '-')} {resources[name]}: give at least 1"
             )
-    own = resources["gpus_per_node"]
-    options = [f"--gpus-per-node={own}"] if own else resources["sbatch"]
+    number = resources["gpus_per_node"]
+    options = [f"--gpus-per-node={number}"] if number else resources["sbatch"]
     gpus = max((gpus_of(option, resources["nodes"]) for option in options), default=0)
     return resources | {"ntasks_per_node": resources["ntasks_per_node"] or max(1, gpus)}
 
