@@ -44,6 +44,20 @@ def test_a_processor_is_named_with_its_vectors_where_the_system_names_it(tmp_pat
     assert len(name_processor(cpuinfo)) > len(f", {vectors}")
 
 
+def warnings_of_run(device: str, *flags: str) -> list[str]:
+    """What a run of one rank on this device warns of when it begins."""
+    messages: list[str] = []
+    fed = SimpleNamespace(
+        job=load(flags, environ={}),
+        device=torch.device(device),
+        comm=SimpleNamespace(size=1),
+        placement=SimpleNamespace(ranks=[0]),
+        warnings=SimpleNamespace(say=messages.append),
+    )
+    run.warn(fed, SimpleNamespace(warnings=()))
+    return messages
+
+
 @pytest.mark.parametrize(
     ("precision", "has", "device", "warns"),
     [
@@ -58,15 +72,7 @@ def test_a_run_warns_if_bf16_is_emulated(
     precision: str, has: str | None, device: str, warns: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(run, "find_bfloat16", lambda: has)
-    messages: list[str] = []
-    fed = SimpleNamespace(
-        job=load(["--run.precision", precision], environ={}),
-        device=torch.device(device),
-        comm=SimpleNamespace(size=1),
-        placement=SimpleNamespace(ranks=[0]),
-        warnings=SimpleNamespace(say=messages.append),
-    )
-    run.warn(fed, SimpleNamespace(warnings=()))
+    messages = warnings_of_run(device, "--run.precision", precision)
     assert [("emulated" in message) for message in messages] == [True] * warns
 
 
@@ -83,15 +89,7 @@ def test_a_run_on_the_cpu_in_a_batch_job_with_gpus_says_so(
     gpus: str, wanted: str, device: str, warns: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", gpus)
-    messages: list[str] = []
-    fed = SimpleNamespace(
-        job=load(["--run.device", wanted], environ={}),
-        device=torch.device(device),
-        comm=SimpleNamespace(size=1),
-        placement=SimpleNamespace(ranks=[0]),
-        warnings=SimpleNamespace(say=messages.append),
-    )
-    run.warn(fed, SimpleNamespace(warnings=()))
+    messages = warnings_of_run(device, "--run.device", wanted)
     said = ["SLURM_GPUS_ON_NODE = 4" in message for message in messages]
     assert said == [True] * warns
 
