@@ -38,6 +38,7 @@ from hpcfed.core.registry import find, refuse_import
 from hpcfed.storage.fields import Fields, at, flat, nested
 
 MODULE = re.compile(r"[\w.]+:\w+")  # the user's own method or model
+DEFAULT = "the embedded job"
 MODELS = "--models.mix (models.proxy, models.server)"
 METRICS = "--evaluate.metrics"
 OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
@@ -259,7 +260,7 @@ def stored_layer(resume: str, stored: Callable[[Path], dict[str, Any]]) -> Layer
 
 def embedded() -> Layer:
     """Return the job that runs if none is given."""
-    return Layer("the embedded job", merge(*(layer.values for layer in read(EMBEDDED))))
+    return Layer(DEFAULT, merge(*(layer.values for layer in read(EMBEDDED))))
 
 
 def text_at(layers: Iterable[Layer], name: str) -> str | None:
@@ -296,17 +297,57 @@ def checked(model: type[Job], layers: Sequence[Layer]) -> Job:
 
 
 def fill_implied_defaults(job: Job) -> Job:
-    """Return the job with the defaults that other settings imply where nothing else was set."""
+    """Return the job with the defaults that other settings imply where nothing else was set.
+
+    The embedded job counts as nothing: its values are not the user's.
+    Raises ConfigError for a default of a method that its field does not take.
+    """
     tables: dict[str, dict[str, Any]] = {}
-    for values in job.implied.values():
+    filled = set()
+    for source, values in job.implied.items():
         for name, value in values.items():
             table, _, last = name.partition(".")
-            if last not in getattr(job, table).model_fields_set:
-                tables.setdefault(table, {})[last] = value
+            if last in getattr(job, table).model_fields_set and not is_embedded(job, name):
+                continue
+            filled.add(name)
+            tables.setdefault(table, {})[last] = implied_value(job, source, name, value)
     update = {
         table: getattr(job, table).model_copy(update=values) for table, values in tables.items()
     }
-    return job.model_copy(update=update)
+    job = job.model_copy(update=update)
+    job._layers = [
+        without(layer, filled) if layer.name == DEFAULT else layer for layer in job._layers
+    ]
+    return job
+
+
+def is_embedded(job: Job, name: str) -> bool:
+    """Return whether a field has its value from the embedded job."""
+    path = name.split(".")
+    source = next((layer for layer in job._layers if layer.place(path)), None)
+    return source is not None and source.name == DEFAULT
+
+
+def without(layer: Layer, fields: Collection[str]) -> Layer:
+    """Return the layer without these fields."""
+    values = {name: value for name, value in flat(layer.values).items() if name not in fields}
+    return layer._replace(values=nested(values))
+
+
+def implied_value(job: Job, source: str, name: str, value: Any) -> Any:
+    """Return an implied value as its field takes it; raises ConfigError if the field does not."""
+    table, _, last = name.partition(".")
+    section = getattr(job, table)
+    if last not in type(section).model_fields:
+        raise ConfigError(
+            f"{source}: [{table}] has no field {last!r}; fields are "
+            f"{', '.join(type(section).model_fields)}"
+        )
+    try:
+        return getattr(type(section).model_validate(section.model_dump() | {last: value}), last)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].lower()
+        raise ConfigError(f"{source}: {name}: {why}, got {value!r}") from error
 
 
 def models_of(job: Job) -> list[str | None]:

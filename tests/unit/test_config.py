@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.algorithms.global_model.scaffold import Scaffold
 from hpcfed.config import files
 from hpcfed.config.fields import kind_of
 from hpcfed.config.help import MAIN
@@ -370,6 +371,37 @@ def test_a_job_knows_the_file_flag_or_variable_of_each_value(job_file, monkeypat
     monkeypatch.delenv("HPCFED_LOCAL__BATCH")
     sgd = load([job_file('[models]\nmix = ["mlp"]\n[algorithm]\nname = "fedsgd"\n')])
     assert sgd.origins()["local.lr"] == "default of fedsgd"
+
+
+def test_defaults_of_a_method_come_before_the_embedded_job_and_after_what_a_user_sets(monkeypatch):
+    words = ["--algorithm.name", "scaffold", "--models.mix", "mlp"]
+    job = load(words)
+    assert (job.local.lr, job.origins()["local.lr"]) == (0.1, "default of scaffold")
+    assert (job.local.batch, job.origins()["local.batch"]) == (16, "the embedded job")
+    job = load([*words, "--local.lr", "0.3"])
+    assert (job.local.lr, job.origins()["local.lr"]) == (0.3, "command line: --local.lr")
+    monkeypatch.setenv("HPCFED_LOCAL__LR", "0.2")
+    assert load(words).local.lr == 0.2
+    assert load([*words, "--algorithm.name", "fedavg"]).local.lr == 0.2
+    monkeypatch.delenv("HPCFED_LOCAL__LR")
+    assert load([*words, "--algorithm.name", "fedavg"]).local.lr == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ({"lrate": 0.05}, "default of wrong: [local] has no field 'lrate'; fields are "),
+        ({"lr": -0.05}, "default of wrong: local.lr: input should be greater than 0, got -0.05"),
+        ({"lr": "fast"}, "default of wrong: local.lr: "),
+    ],
+)
+def test_a_default_of_a_users_method_that_its_field_does_not_take_is_refused(
+    defaults, message, monkeypatch
+):
+    monkeypatch.setattr(Scaffold, "local_defaults", defaults)
+    with pytest.raises(ConfigError) as error:
+        load(["--algorithm.name", "scaffold", "--models.mix", "mlp"])
+    assert message.replace("wrong", "scaffold") in str(error.value)
 
 
 def test_files_that_cannot_be_used_are_named(job_file, tmp_path):

@@ -50,14 +50,14 @@ def batch_of(
         resources["cpus_per_task"] = most["threads"]
     resources["env"] = (*python_first(alone(resources["sbatch"])), *(resources["env"] or []))
     notice = max(NOTICE, int(most["grace"]) + SPARE)
-    check_time(resources["time"], notice)
+    check_time(resources.get("time"), notice)
     return Batch(
         name or "hpcfed",
         launcher=launcher(wanted),
         chain=chain,
         restarts=most["max_restarts"],
         notice=notice,
-        python="python" if resources["container"] else python_word(),
+        python="python" if resources.get("container") else python_word(),
         threads=most["threads"],
         made_by=command_line(),
         **resources,
