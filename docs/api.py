@@ -75,7 +75,7 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
         "clients/client.py",
         {
             "Client": ("memory", "recall", "n", "model", "params", "load", "borrowed"),
-            "Shard": ("pick",),
+            "Shard": ("batch", "pick"),
         },
     ),
     ("clients/client.py", {"Paired": ()}),
@@ -115,6 +115,14 @@ ATTRIBUTES = {  # that are not ClassVar: name, meaning
         ("architecture", "name of its model's architecture"),
         ("train", "`Shard` of its training examples"),
         ("test", "`Shard` of its test examples; evaluation alone uses it"),
+    ),
+    "Shard": (
+        ("labels", "`[n, ...]`, labels of its examples, on the host"),
+        (
+            "x",
+            "inputs of **all** clients, which ranks share: a client's own are "
+            "`client.train.batch(np.arange(client.n))[0]`, as `fed.prepare` takes them",
+        ),
     ),
 }
 ABOUT = {  # in the place of a docstring that speaks of more than is shown

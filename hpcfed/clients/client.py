@@ -33,10 +33,11 @@ class Shard:
 
     On the CPU each batch is gathered from the shared memory. On a GPU the rows are copied to the
     device once.
-    x: an array, or a dict of arrays by modality. A batch's inputs are then a dict of the modalities
-    in `only`.
+    labels: [n, ...], those of its own examples, on the host. Its own inputs are those of `batch`.
+    x: inputs of all examples of the split, of other clients too: an array, or a dict of arrays by
+    modality. A batch's inputs are then a dict of the modalities in `only`.
     y: labels of all examples of the split, in the form of their task.
-    rows: [n], positions in `x` and `y`.
+    rows: [n], positions of its own examples in `x` and `y`.
     ids: [n], numbers of the examples in a split of which other ranks have the others; default:
     rows.
     """

@@ -18,7 +18,9 @@ import torch
 
 from hpcfed.algorithms.base import common_name, shares_all
 from hpcfed.algorithms.events import EventBased
+from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.core.payload import from_tree, row_major, to_tree
+from hpcfed.core.wording import join_few
 from hpcfed.engine.balance import Balance
 from hpcfed.engine.calibration import on_gpus
 from hpcfed.engine.early_stop import EarlyStop
@@ -391,6 +393,12 @@ class Rounds:
             row |= {"rounds/secure_failed": int(fed.tallies.secure_failed)}
         row |= record.of_ranks | {"rounds/seconds": perf_counter() - start}
         self.early_stop.note(self.t, row)
+        if measured := sorted(name.removeprefix("rounds/") for name in row.keys() & columns.keys()):
+            error = ConfigError(
+                f"{self.algorithm.name}: its `columns` returns {join_few(measured, 4)}, which each "
+                f"run measures; choose other names"
+            )
+            raise everywhere(error)
         return row | columns, record.flags
 
     def _close_transforms(self, cohort: list[int]) -> Row:

@@ -167,6 +167,12 @@ def test_a_server_that_writes_into_its_old_state_fails(tmp_path: Path):
     assert before != after
 
 
+def test_a_method_whose_columns_would_replace_measured_ones_is_refused():
+    rounds = toy.start(Serial(), toy.job("tests.contract.cheats:Reports"))
+    with pytest.raises(ConfigError, match=r"Reports: its `columns` returns accuracy_pooled, sec"):
+        rounds.step()
+
+
 def test_a_round_without_reports_changes_nothing(runs: Examination):
     if runs.event_based:
         pytest.skip("a round in virtual time waits for those who report")
