@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from hpcfed.algorithms.base import Method, is_plain, keeps_weights
+from hpcfed.algorithms.base import is_plain, keeps_weights
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.clients.client import Client
@@ -140,7 +140,7 @@ class Measured:
         """
         method = self._fed.job.algorithm
         # a method whose bytes a trial does not have; peers only send their upload to more clients
-        if type(method).traffic is not Method.traffic and not isinstance(method, Peers):
+        if not (is_plain(method, "traffic") or isinstance(method, Peers)):
             return method.traffic(self._fed, k)[1]
         return self._of(k)[2]
 

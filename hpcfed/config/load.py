@@ -27,7 +27,7 @@ from hpcfed.config.files import (
     read_preset,
 )
 from hpcfed.config.job import Job, job_model
-from hpcfed.config.layers import CALL, PREFIX, STORED, Layer, environment, merge
+from hpcfed.config.layers import CALL, PREFIX, STORED, Layer, environment, merge, origin
 from hpcfed.config.methods import ALGORITHMS, with_registered_name
 from hpcfed.config.sections import Data
 from hpcfed.config.validation_messages import explain, no_field
@@ -323,9 +323,7 @@ def fill_implied_defaults(job: Job) -> Job:
 
 def is_embedded(job: Job, name: str) -> bool:
     """Return whether a field has its value from the embedded job."""
-    path = name.split(".")
-    source = next((layer for layer in job._layers if layer.place(path)), None)
-    return source is not None and source.name == DEFAULT
+    return origin(name.split("."), job._layers) == f"{DEFAULT}: {name}"
 
 
 def without(layer: Layer, fields: Collection[str]) -> Layer:

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
-from hpcfed.algorithms.base import Method
+from hpcfed.algorithms.base import is_plain
 from hpcfed.algorithms.trial import measure
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import duration, size, table
@@ -266,7 +266,7 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
     cohorts = [cohort for cohort in draws if cohort] or [[0]]  # Poisson cohorts may be empty
     # clients encode what they send, but ranks exchange decoded values
     measured = measure(fed, encoded=not fed.transforms)
-    usual = type(method).traffic is Method.traffic
+    usual = is_plain(method, "traffic")
     sent = [(measured.traffic(k) if usual else method.traffic(fed, k))[1] for k in cohorts[0]]
     upload_memory = np.zeros(len(names))
     for k in {k for cohort in cohorts for k in cohort}:
