@@ -25,7 +25,7 @@ from hpcfed.algorithms.events import EventBased
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.inputs import count
-from hpcfed.core.params import Mean
+from hpcfed.core.params import Mean, Params
 from hpcfed.core.wording import join_few
 from hpcfed.federation.upload import Upload
 
@@ -234,21 +234,42 @@ def rows(fed: Any, x: Any, z: Any) -> str:
 
 def state(method: Any, result: Any, *args: Any) -> str:
     """Check the result of init, server or round: the server's state."""
-    if is_plain(method, "round", "model") and not isinstance(result, Mapping):
-        return "return the state as Params, tensors by name, or replace `model` as well"
-    return "return the server's state, Params for one" if result is None else ""
+    if is_plain(method, "round", "model") and not isinstance(result, Params):
+        how = "`Params(...)` of this dict" if isinstance(result, dict) else "Params"
+        return f"return the state as {how}, tensors by name, or replace `model` as well"
+    if result is None:
+        return "return the server's state, Params for one"
+    if args[1:] and is_plain(method, "round", "model", "averaged"):  # the result of `server`
+        return differs(result, args[1])
+    return ""
+
+
+def differs(result: Params, before: Params) -> str:
+    """Check names and shapes of a new state against the state before."""
+    new, old = (
+        {name: [*value.shape] for name, value in values.items()} for values in (result, before)
+    )
+    if name := next((n for n in {**old, **new} if old.get(n) != new.get(n)), None):
+        return (
+            f"it holds {name!r} of shape {new.get(name)}, but the state before of shape "
+            f"{old.get(name)} (None: not at all); keep names and shapes, which clients' models have"
+        )
+    return ""
 
 
 def upload(method: Any, result: Any, *args: Any) -> str:
     """Check the result of local, which the default `aggregate` averages."""
     if not is_plain(method, "round", "aggregate"):
         return ""
+    if result is None and "return None" in source_of(type(method).local):
+        return ""
     parts = result.value if isinstance(result, Upload) else result
     parts = parts if isinstance(parts, dict) else {"": parts}
     if not isinstance(result, Upload) or not all(isinstance(v, Mean) for v in parts.values()):
         return (
             "return what is averaged, as in "
-            "`Upload(Mean.of(client.params(self.shared), self.weight(client)))`"
+            "`Upload(Mean.of(client.params(self.shared), self.weight(client)))`; write `return "
+            "None` for a client that sends nothing"
         )
     keep = method.averaged(args[0], args[2])
     wanted = {"": keep} if "" in parts else keep
@@ -256,6 +277,14 @@ def upload(method: Any, result: Any, *args: Any) -> str:
         sent, names = (join_few(list(names), 4) for names in (parts, wanted))
         return f"its parts are {sent}, but those of `averaged` are {names}"
     return next(filter(None, (part(parts[n], wanted[n], method) for n in parts)), "")
+
+
+def source_of(hook: Callable) -> str:
+    """Return the text of a hook; that of nothing wrong if nobody has it."""
+    try:
+        return inspect.getsource(inspect.unwrap(hook))
+    except (OSError, TypeError):
+        return "return None"
 
 
 def part(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:

@@ -16,7 +16,7 @@ from hpcfed.clients.client_state import ClientState, UndoLog, state_store
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.inputs import zeros
-from hpcfed.core.payload import on_device, row_major
+from hpcfed.core.payload import map_tensors, on_device, row_major, tensors
 from hpcfed.models import build, for_shapes
 from hpcfed.models.cost import work
 from hpcfed.models.finetuning import Finetuning
@@ -87,6 +87,9 @@ class ClientStore:
         self.stateless = (
             False  # every tensor is received anew each round: clients have no weights of their own
         )
+        # whether a module is blank before a client without weights receives some, so
+        # that a user's method that forgets it does not train what another client left
+        self.blank = False
 
     def fresh(self) -> ClientStore:
         """Return a store of the same models on the CPU, in which no client has state.
@@ -224,6 +227,8 @@ class ClientStore:
                 state.weights = None
             elif not self.stateless:
                 skeleton.load(self.initial(client.architecture, client.id).flat)
+            elif self.blank:
+                skeleton.blank()
             self.active[client.architecture] = client.id
             self.weighted.add(client.id)
         return skeleton
@@ -247,10 +252,30 @@ class ClientStore:
         return state
 
     def arrange(self, k: int) -> None:
-        """Put all that client k remembers into row-major order, see `row_major`."""
+        """Put all that client k remembers into memory of its own, in row-major order.
+
+        See `apart` and `row_major`.
+        """
         state = self.states.peek(k)
         if state and state.memory:
-            state.memory = row_major(state.memory)
+            state.memory = row_major(self.apart(state.memory))
+
+    def apart(self, value: Any) -> Any:
+        """Return the value with copies of tensors that are parts of a module; itself, without any.
+
+        The module of an architecture holds the weights of another client in the next turn, so that
+        what outlives a turn must not lie in its memory.
+        """
+        addresses = {a for skeleton in self.skeletons.values() for a in skeleton.addresses}
+        addresses.discard(0)  # of empty tensors, and of those without values
+
+        def inside(tensor: Tensor) -> bool:
+            return tensor.untyped_storage().data_ptr() in addresses
+
+        held = (t for _, t in tensors(value) if isinstance(t, Tensor))
+        if not any(map(inside, held)):
+            return value
+        return map_tensors(value, lambda t: t.detach().clone() if inside(t) else t)
 
     def parcel(self, k: int) -> dict[str, Any]:
         """Return client k's weights and memory, to be read, sent or saved.

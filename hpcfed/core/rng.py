@@ -2,11 +2,12 @@
 
 `stream(seed, "cohort", t)` is the same on all ranks. `stream(seed, "batches", t, k)` is the same on
 whichever rank client k lives. So results do not depend on placement, and a checkpoint holds no
-generator state. This is the only module that uses torch's global generator.
+generator state. This is the only module that uses global generators.
 """
 
 import hashlib
 import json
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,6 +96,32 @@ def scoped(
         finally:
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)
+
+
+@contextmanager
+def scoped_everywhere(
+    seed: int, *key: str | int, device: torch.device | str = "cpu"
+) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python in the block, and restore them.
+
+    This serves users' code, which may draw from any of them. Unlike in `scoped`, collectives may
+    run inside, and ranks that are threads would disturb each other's draws.
+    """
+    value = number(seed, *key)
+    generators = [torch.random.default_generator, *_on(torch.device(device))]
+    before = [generator.get_state() for generator in generators]
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    for generator in generators:
+        generator.manual_seed(value % 2**63)
+    np.random.seed(value % 2**32)
+    random.seed(value)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
 
 
 def _on(device: torch.device) -> list[torch.Generator]:

@@ -132,8 +132,8 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         unseen=unseen_rows(job, data),
         edge_cases=edge_cases.read(job, data),
     )
-    rehearse(job, decided)
-    return replace(decided, warnings=(*job_warnings.warnings(job, decided), *changes))
+    hints = rehearse(job, decided)
+    return replace(decided, warnings=(*job_warnings.warnings(job, decided), *hints, *changes))
 
 
 def per_client(values: Mapping[str, float], architectures: Sequence[str]) -> np.ndarray:

@@ -124,7 +124,7 @@ class Evaluation:
         They are those of `after`, before the server has a new state.
         """
         with self.fed.store.undo_log.set_recording(False):
-            ours = sorted(self.cohort.intersection(ks))
+            ours = sorted(filter(self._has_weights, self.cohort.intersection(ks)))
             validate = not self.validates_received
             return {client.id: self._score(client, state, validate) for client in self._mine(ours)}
 
@@ -138,16 +138,21 @@ class Evaluation:
     def after(self, ks: Iterable[int], state: State) -> dict[int, Score]:
         """Return the scores, after a round, of those of these clients whose model has changed.
 
-        If clients keep nothing between rounds, all of them are scored: the cohort with their own
-        models, the others with the model that the server would send.
+        If clients keep nothing between rounds, all of them are scored: those that worked in the
+        round with their own models, the others with the model that the server would send.
         """
         scores, stateless = {}, self.fed.store.stateless
         for client in self._mine(k for k in ks if stateless or self.stale[k]):
             with self._visit(client.id):
-                if stateless and client.id not in self.cohort:
+                if not self._has_weights(client.id):
                     self._receive(client, state)
                 scores[client.id] = self._score(client, state, not self.validates_received)
         return scores
+
+    def _has_weights(self, k: int) -> bool:
+        """Return whether client k has weights of its own now."""
+        store = self.fed.store
+        return not store.stateless or (k in self.cohort and k in store.weighted)
 
     def after_last_round(
         self,

@@ -23,6 +23,7 @@ from hpcfed.config.sections import Run
 from hpcfed.config.system import System
 from hpcfed.core import rng, user_code
 from hpcfed.data.partition import Partition
+from hpcfed.engine.hook_effects import HookEffects, class_values
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
 
@@ -36,22 +37,24 @@ TORCH = re.compile(r"shapes cannot be multiplied|same dtype|scalar type|Expected
 PLAIN = (AttributeError, ImportError, NameError, NotImplementedError, TypeError, ValidationError)
 
 
-def rehearse(job: Job, world: World) -> None:
-    """Try a user's own method in a short job. Raises OwnError for a mistake in the user's code.
+def rehearse(job: Job, world: World) -> list[str]:
+    """Try a user's own method in a short job, and return warnings about it.
 
     Nothing is done for methods of hpcfed, or for populations, whose clients make their examples.
+    Raises OwnError for a mistake in the user's code.
     """
     if ":" not in job.algorithm.name or world.many:
-        return
-    with rng.scoped(job.seed, "rehearsal"):  # for draws from torch's generator in the user's code
+        return []
+    with rng.scoped_everywhere(job.seed, "rehearsal"):
         try:
-            perform(shorten_job(job), small(world))
+            return perform(shorten_job(job), small(world))
         except user_code.OwnError:
             raise
         except Exception as error:
             theirs = user_code.explain_error(error)
             if theirs and certain(error):
                 raise user_code.OwnError(theirs) from error
+            return []
 
 
 def certain(error: Exception) -> bool:
@@ -61,16 +64,23 @@ def certain(error: Exception) -> bool:
     return isinstance(error, PLAIN) and "NoneType" not in str(error)
 
 
-def perform(job: Job, world: World) -> None:
+def perform(job: Job, world: World) -> list[str]:
+    """Run the job, and return warnings about its method's hooks."""
     fed = federation(job, Serial(), world)
     fed.warnings.quiet = True
+    effects, values = HookEffects(fed), class_values(job.algorithm)
+    fed.transforms.insert(0, effects)
     try:
-        rounds = Rounds(fed)
-        for _ in range(job.rounds):
-            rounds.step()
-        rounds.finish()
+        with effects.refuse_blank_models():
+            rounds = Rounds(fed)
+            for _ in range(job.rounds):
+                effects.begin(rounds.state)
+                rounds.step()
+                effects.refuse_changes()
+            rounds.finish()
     finally:
         fed.store.close()
+    return list(effects.warnings(values))
 
 
 def shorten_job(job: Job) -> Job:

@@ -206,7 +206,8 @@ class Rounds:
     def __init__(self, fed: Federation) -> None:
         """Initialise the run before its first round; collective."""
         algorithm = fed.job.algorithm
-        state: State = arranged(algorithm.init(fed), fed.device)
+        with fed.seeded("init"):
+            state: State = arranged(algorithm.init(fed), fed.device)
         self.fed, self.algorithm, self.state = fed, algorithm, state
         self.t, self.run_id = 0, ""
         fed.job = stacked.resolve_engine(fed, algorithm, on_gpus(fed))
@@ -238,7 +239,7 @@ class Rounds:
         before = self.state, self.schedule.to_tree(), self.evaluation.stale.copy()
         while True:
             try:
-                with stop_together(fed.comm):
+                with stop_together(fed.comm), fed.seeded("round", t):
                     opened = self._open(t)
                     # edges without clients in this round are aggregated, and noise is added, too
                     if opened.cohort or fed.edges or (fed.rule and fed.rule.empty_cohorts):
@@ -301,7 +302,7 @@ class Rounds:
         which clients would receive now; {} if the method has none.
         """
         self.fed.participants.open(self.t - 1)  # a run that is resumed at its end has run none
-        with self.fed.stay_with_clients():
+        with self.fed.stay_with_clients(), self.fed.seeded("finish"):
             return self._scores_after(self._finish(self.t - 1))
 
     def _scores_after(self, state: State | None) -> Row:

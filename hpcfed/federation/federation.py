@@ -120,10 +120,11 @@ class Federation:
     between clients and this one), `attack` (of clients on the others; None: there is none),
     `account` (what the run has cost in privacy; None: nobody counts it) and its `noise_multiplier`,
     `shapes_of_means` (of tensors of which clients send pieces, by name, as `note_shapes` notes
-    them), `begin` (opens a round), `data`, `gpu`, `cores`, `trial` (notes, if only shapes and bytes
-    count: then a training takes one step or none, and a pass over examples computes three of them),
-    `stays` (whether all that clients compute now stays with them, as in a block of
-    `stay_with_clients`), `counting` (labels of others than clients' own examples).
+    them), `begin` (opens a round), `seeded` (draws of a user's hooks), `data`, `gpu`, `cores`,
+    `trial` (notes, if only shapes and bytes count: then a training takes one step or none, and a
+    pass over examples computes three of them), `stays` (whether all that clients compute now stays
+    with them, as in a block of `stay_with_clients`), `counting` (labels of others than clients' own
+    examples).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     cores: physical cores that the ranks of rank 0's node may use together.
@@ -343,6 +344,24 @@ class Federation:
         N = len(self.public)
         return np.sort(rng.stream(self.seed, "public", t).choice(N, min(n, N), replace=False))
 
+    @contextmanager
+    def seeded(self, *key: str | int) -> Iterator[None]:
+        """Seed the global random generators in the block, if the method is the user's own.
+
+        Its hooks may draw from `torch`, `numpy.random` and `random` without a stream. Methods that
+        come with hpcfed never do.
+        key: names the draws.
+        """
+        if ":" not in self.job.algorithm.name:
+            yield
+            return
+        with rng.scoped_everywhere(self.seed, "hooks", *key, device=self.device):
+            yield
+
+    def _turn(self, group: Sequence[int], task: int) -> tuple[str | int, ...]:
+        """Return the name of a turn of these clients, which no other turn of the run has."""
+        return "turn", self.t, task, self.replay.uploads[group[0]], *group
+
     def begin(self) -> None:
         """Begin a round, for the first time or again."""
         self.replay.begin()
@@ -414,7 +433,7 @@ class Federation:
                 continue
             with self.turns.take(clients, task) as turn:
                 if turn.values is None:
-                    with self._with_examples(clients):
+                    with self._with_examples(clients), self.seeded(*self._turn(group, task)):
                         results = together(clients) if together and len(clients) > 1 else None
                         if results is None:
                             results = []

@@ -19,6 +19,8 @@ from hpcfed.core.aligned import padded
 from hpcfed.core.params import Params
 from hpcfed.models.model import Model, Pair
 
+BLANK = 0x7FC0B1A2  # bits of a nan that no computation gives, of a value that nobody has set
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -143,6 +145,18 @@ class Skeleton:
         return flat
 
     @cached_property
+    def _integers(self) -> frozenset[int]:
+        """Addresses of the memory of integer buffers, which are not in `flat`."""
+        named = dict(self.model.named_buffers())
+        return frozenset(named[name].untyped_storage().data_ptr() for name in self.layout.integers)
+
+    @property
+    def addresses(self) -> set[int]:
+        """Addresses of the memory in which the module's tensors and their gradients lie."""
+        vectors = [self.flat, *([self.grad] if "grad" in vars(self) else [])]
+        return {vector.untyped_storage().data_ptr() for vector in vectors} | self._integers
+
+    @cached_property
     def gradients(self) -> dict[str, Tensor]:
         """The parts of the flat gradient by parameter, as views."""
         return self.layout.views(self.grad)
@@ -184,6 +198,18 @@ class Skeleton:
         Integer buffers stay as they are (see Layout). Raises RuntimeError if the size differs.
         """
         self.flat.copy_(flat)
+
+    def blank(self) -> None:
+        """Set all values to BLANK."""
+        for view in self._views.values():
+            view.view(torch.int32).fill_(BLANK)
+
+    @property
+    def blanks(self) -> list[str]:
+        """Names of the tensors of which a value is BLANK."""
+        return [
+            name for name, view in self._views.items() if (view.view(torch.int32) == BLANK).any()
+        ]
 
     def zero_grad(self) -> None:
         """Set all gradients to 0, in place."""

@@ -36,7 +36,17 @@ FAULTY = shlex.split(
     "--participation 1"
 )
 TWO_CLIENTS = [*SMALL, "--clients", "2"]
-CASES = {"paper": PAPER, "metrics": METRICS, "two": TWO_CLIENTS, "faulty": [*SMALL, *FAULTY]}
+CARELESS = [
+    *SMALL,
+    *shlex.split("--algorithm.name tests.system.careless:Careless --models.mix mlp"),
+]
+CASES = {
+    "paper": PAPER,
+    "metrics": METRICS,
+    "two": TWO_CLIENTS,
+    "faulty": [*SMALL, *FAULTY],
+    "careless": [*SMALL, *CARELESS],
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +79,11 @@ def test_the_four_architectures_give_the_same_bits_on_1_and_3_ranks(runs):
     assert {ranks: digest(folder) for ranks, folder in runs.items()} == dict.fromkeys(
         RANKS, digest(runs[1])
     )
+
+
+def test_draws_and_views_of_a_users_method_have_the_same_bits_on_any_ranks(folder, outcomes):
+    digests = [digest(folder / "careless" / str(ranks)) for ranks in RANKS]
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize(

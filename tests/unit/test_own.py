@@ -23,6 +23,7 @@ from hpcfed.main import main
 from hpcfed.models import build, represents
 from hpcfed.models.flat import Layout
 from hpcfed.models.user_model import describe_call
+from hpcfed.storage import results
 from hpcfed.storage.digest import digest
 from tests import limits
 
@@ -230,6 +231,33 @@ HOOKS = {
     "no loss": (LOSS + "F.cross_entropy(model(x), y)", "Mine.loss returns None"),
     "number": (LOSS + "return 1.0", "Mine.loss returns 1.0; return a scalar tensor"),
     "constant": (LOSS + "return F.cross_entropy(model(x).detach(), y)", "it has no gradient"),
+    "a dict": (
+        "def server(self, fed, state, mean, cohort):\n    return dict(mean)",
+        "Mine.server returns a dict; return the state as `Params(...)` of this dict",
+    ),
+    "less": (
+        "def server(self, fed, state, mean, cohort):\n"
+        "    return Params({'head.bias': mean['head.bias']})",
+        "of shape None, but the state before of shape [",
+    ),
+    "received in place": (
+        LOCAL + "state['head.bias'].mul_(0.9)\n    return super().local(fed, client, state, t)",
+        "Mine.local changes 'head.bias' of the server's state in place",
+    ),
+    "received in place in the loss": (
+        LOSS + "state['head.bias'] += 1.0\n    return F.cross_entropy(model(x), y)",
+        "Mine.loss changes 'head.bias' of the server's state in place",
+    ),
+    "state in place": (
+        "def server(self, fed, state, mean, cohort):\n"
+        "    state['head.bias'] += mean['head.bias']\n    return state",
+        "Mine.server changes 'head.bias' of the server's state in place",
+    ),
+    "not received": (
+        LOCAL + "self.train(fed, client, state, t)\n"
+        "    return Upload(Mean.of(client.params(), self.weight(client)))",
+        "Mine.local uses a client's model before its 'body.",
+    ),
     "half": (LOSS + "return F.cross_entropy(model.half()(x.half()), y)", "torch.float16 now"),
     "matrices": (LOSS + "return (model(x) @ torch.zeros(3, 4)).sum()", "cannot be multiplied"),
 }
@@ -248,7 +276,7 @@ def test_an_unusable_return_value_of_a_hook_is_reported_before_training(module, 
 @pytest.mark.parametrize("case", ["server", "local"])
 def test_a_hook_is_checked_in_the_run_too(module, case, capsys, monkeypatch):
     """With one round, after which nobody would use what `server` returns."""
-    monkeypatch.setattr(decide, "rehearse", lambda *_: None)
+    monkeypatch.setattr(decide, "rehearse", lambda *_: [])
     body, words = HOOKS[case]
     name = module(method(body))
     words_ = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]
@@ -285,9 +313,57 @@ def test_the_rehearsal_changes_no_bit(module, monkeypatch):
     before = torch.get_rng_state()
     assert main([*words, "--out", "with"]) == 0
     assert torch.equal(before, torch.get_rng_state())
-    monkeypatch.setattr(decide, "rehearse", lambda *_: None)
+    monkeypatch.setattr(decide, "rehearse", lambda *_: [])
     assert main([*words, "--out", "without"]) == 0
     assert digest(Path("with")) == digest(Path("without"))
+
+
+WARNINGS = {
+    "a dict of the class": (
+        "seen: ClassVar = {}\n" + LOSS + "self.seen[client.id] = x.sum()\n"
+        "    return F.cross_entropy(model(x), y)",
+        "Mine.loss: seen of Mine changes during the run; no checkpoint saves it",
+    ),
+    "a private value": (
+        "_rounds: int = 0\n" + LOCAL + "self._rounds += 1\n"
+        "    return super().local(fed, client, state, t)",
+        "Mine.local: _rounds of Mine changes during the run",
+    ),
+    "nothing shared": (
+        "def shared(self, name):\n    return name.startswith('classifier')",
+        "Mine.shared is false for all tensors (body.",
+    ),
+    "no weight": (
+        "def weight(self, client):\n    return 0.0",
+        "Mine.weight: in a trial all uploads have the weight 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WARNINGS)
+def test_a_hook_that_may_be_mistaken_gives_one_warning(module, case, capsys):
+    body, words = WARNINGS[case]
+    name = module(method(body))
+    assert main([*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]) == 0
+    err = capsys.readouterr().err
+    assert words in err and err.count("warning: ") == 1
+
+
+def test_a_client_may_send_nothing_if_the_hook_says_so(module):
+    send = "if client.id: return None\n    return super().local(fed, client, state, t)"
+    name = module(method(LOCAL + send))
+    words = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp", "--out", "one"]
+    assert main(words) == 0
+    assert (results.load(Path("one")).column("clients/up") > 0).tolist() == [[True, False, False]]
+
+
+def test_a_method_that_draws_and_keeps_views_has_the_same_bits_after_a_resume(tmp_path):
+    careless = ["--algorithm.name", "tests.system.careless:Careless", "--models.mix", "mlp"]
+    long, short = str(tmp_path / "long"), str(tmp_path / "short")
+    assert main([*SMALL, *careless, "--out", long, "--rounds", "2"]) == 0
+    assert main([*SMALL, *careless, "--out", short]) == 0
+    assert main(["--resume", short, *careless[:2], "--rounds", "2", "--quiet"]) == 0
+    assert digest(Path(long)) == digest(Path(short))
 
 
 def test_a_hook_may_call_its_parameters_as_it_likes(module):

@@ -1,0 +1,27 @@
+"""A method that copies nothing and draws from all global generators, as users' methods do."""
+
+import random
+
+import numpy as np
+import torch
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
+
+
+class Careless(RoundBased):
+    """FedAvg with draws; clients send and remember parts of their module without a copy."""
+
+    def local(self, fed, client, state, t):
+        received = fed.down(client, state)
+        self.receive(client, received)
+        client.model.head.bias.data += torch.randn(1) + np.random.rand() + random.random()
+        client.model.head.bias.data += client.memory.get("bias", 0.0)
+        client.memory["bias"] = client.model.head.bias.data
+        self.train(fed, client, received, t)
+        return Upload(Mean.of(Params(client.model.state_dict()), self.weight(client)))
+
+    def server(self, fed, state, mean, cohort):
+        noise = torch.randn(1) + np.random.rand() + random.random()
+        return Params({name: value + 0.01 * noise for name, value in mean.items()})
