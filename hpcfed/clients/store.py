@@ -87,9 +87,10 @@ class ClientStore:
         self.stateless = (
             False  # every tensor is received anew each round: clients have no weights of their own
         )
-        # whether a module is blank before a client without weights receives some, so
-        # that a user's method that forgets it does not train what another client left
-        self.blank = False
+        # whether the method is a user's own, which may forget that a module serves many clients:
+        # then it is blank before a client without weights receives some, and what outlives a turn
+        # is examined for parts of it
+        self.careful = False
 
     def fresh(self) -> ClientStore:
         """Return a store of the same models on the CPU, in which no client has state.
@@ -227,7 +228,7 @@ class ClientStore:
                 state.weights = None
             elif not self.stateless:
                 skeleton.load(self.initial(client.architecture, client.id).flat)
-            elif self.blank:
+            elif self.careful:
                 skeleton.blank()
             self.active[client.architecture] = client.id
             self.weighted.add(client.id)
@@ -264,8 +265,10 @@ class ClientStore:
         """Return the value with copies of tensors that are parts of a module; itself, without any.
 
         The module of an architecture holds the weights of another client in the next turn, so that
-        what outlives a turn must not lie in its memory.
+        what outlives a turn must not lie in its memory. hpcfed's own methods know that.
         """
+        if not self.careful:
+            return value
         addresses = {a for skeleton in self.skeletons.values() for a in skeleton.addresses}
         addresses.discard(0)  # of empty tensors, and of those without values
 

@@ -94,7 +94,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         edges=world.edges,
     )
     store.stateless = not keeps_weights(job.algorithm, fed)
-    store.blank = ":" in job.algorithm.name
+    store.careful = ":" in job.algorithm.name
     if choice.warning:
         fed.warnings.say(choice.warning)
     install(fed)

@@ -49,6 +49,7 @@ class Everyone(RoundBased):
 
     def round(self, fed, state, cohort, t):
         def work(client):
+            self.receive(client, state)
             self.train(fed, client, state, t)
 
         fed.run(range(fed.K), work)
