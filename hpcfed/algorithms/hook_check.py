@@ -241,19 +241,30 @@ def state(method: Any, result: Any, *args: Any) -> str:
         return "return the server's state, Params for one"
     if args[1:] and is_plain(method, "round", "model", "averaged"):  # the result of `server`
         return differs(result, args[1])
+    loads = is_plain(method, "round", "model", "offer", "receive", "local")
+    if loads and not args[1:]:  # the result of `init`, which each client loads
+        kinds = sorted({*args[0].architectures})
+        models = (args[0].shapes(architecture=kind) for kind in kinds)
+        return next(filter(None, (misfit(result, m) for m in models)), "")
     return ""
 
 
 def differs(result: Params, before: Params) -> str:
     """Check names and shapes of a new state against the state before."""
-    new, old = (
-        {name: [*value.shape] for name, value in values.items()} for values in (result, before)
-    )
-    if name := next((n for n in {**old, **new} if old.get(n) != new.get(n)), None):
-        return (
-            f"it holds {name!r} of shape {new.get(name)}, but the state before of shape "
-            f"{old.get(name)} (None: not at all); keep names and shapes, which clients' models have"
-        )
+    if name := next((n for n in before if n not in result), None):
+        return f"it does not hold {name!r} of the state before; return all of its tensors"
+    return misfit(result, before, "the state before has")
+
+
+def misfit(state: Params, wanted: Params, whose: str = "a client's model has") -> str:
+    """Check that tensors have names and shapes of wanted ones."""
+    for name, value in state.items():
+        shape = [*wanted[name].shape] if name in wanted else None
+        if [*value.shape] != shape:
+            return (
+                f"it holds {name!r} of shape {[*value.shape]}, but {whose} one of shape {shape} "
+                f"(None: not at all); keep names and shapes, with which clients load it"
+            )
     return ""
 
 
@@ -290,6 +301,9 @@ def source_of(hook: Callable) -> str:
 def part(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:
     """Check the names and shapes of what a client sends against what the mean keeps."""
     for term in mean.terms:
+        if plain := [name for name, value in term.value.items() if not isinstance(value, Tensor)]:
+            kind = type(term.value[plain[0]]).__name__
+            return f"its {plain[0]!r} is a {kind}; send tensors, as `torch.as_tensor(...)`"
         sent = {name: [*value.shape] for name, value in term.value.items()}
         wanted = {name: [*value.shape] for name, value in keep.items()}
         differ = [name for name in sent if name not in wanted]

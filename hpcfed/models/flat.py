@@ -15,8 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from hpcfed.core import user_code
 from hpcfed.core.aligned import padded
 from hpcfed.core.params import Params
+from hpcfed.core.wording import join_few
 from hpcfed.models.model import Model, Pair
 
 BLANK = 0x7FC0B1A2  # bits of a nan that no computation gives, of a value that nobody has set
@@ -163,9 +165,24 @@ class Skeleton:
 
     @torch.no_grad()
     def assign(self, values: Mapping[str, Tensor]) -> None:
-        """Overwrite the tensors of these names; on a GPU by a few kernels for all of them."""
-        if values:
+        """Overwrite the tensors of these names; on a GPU by a few kernels for all of them.
+
+        Raises OwnError if the model has no such tensors.
+        """
+        if not values:
+            return
+        try:
             torch._foreach_copy_([self.view(name) for name in values], list(values.values()))
+        except (KeyError, RuntimeError) as error:
+            for name, value in values.items():
+                shape = [*self.view(name).shape] if name in self._views else None
+                if [*value.shape] != shape:
+                    raise user_code.OwnError(
+                        f"{user_code.caller()}a model is to load {name!r} of shape "
+                        f"{[*value.shape]}, but has one of shape {shape} (None: not at all); it "
+                        f"has {join_few(list(self._views), 4)}"
+                    ) from error
+            raise
 
     def view(self, name: str) -> Tensor:
         """Return the parameter or buffer of this name, without gradient.

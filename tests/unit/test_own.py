@@ -238,7 +238,23 @@ HOOKS = {
     "less": (
         "def server(self, fed, state, mean, cohort):\n"
         "    return Params({'head.bias': mean['head.bias']})",
-        "of shape None, but the state before of shape [",
+        "it does not hold 'body.",
+    ),
+    "arrays": (
+        LOCAL + "return Upload(Mean.of({'head.bias': client.model.head.bias.detach().numpy()}))",
+        "its 'head.bias' is a ndarray; send tensors",
+    ),
+    "other names": (
+        "def init(self, fed):\n    return Params(a=torch.zeros(3))",
+        "it holds 'a' of shape [3], but a client's model has one of shape None",
+    ),
+    "other shapes": (
+        "def server(self, fed, state, mean, cohort):\n    return mean.map(lambda v: v.flatten())",
+        "but the state before has one of shape [",
+    ),
+    "loads other names": (
+        LOCAL + "client.load({'head.bia': torch.zeros(10)})",
+        "a model is to load 'head.bia' of shape [10], but has one of shape None",
     ),
     "received in place": (
         LOCAL + "state['head.bias'].mul_(0.9)\n    return super().local(fed, client, state, t)",
