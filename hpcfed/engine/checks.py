@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfed import models
+from hpcfed.algorithms.base import is_plain
 from hpcfed.config.architectures import find
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
@@ -111,6 +112,25 @@ def check_models(kinds: list[str], data: DataSet) -> None:
     """Raise ConfigError if a model does not take the data's inputs."""
     for kind in kinds:
         models.check(kind, data.shape, data.vocabulary)
+
+
+def check_trained(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:
+    """Raise ConfigError if a user's own model has a part that clients would not train."""
+    every = [*kinds, *filter(None, [job.models.server])]
+    bases = {part.base for kind in every for part in Architecture.parse(kind).parts}
+    own = [base for base in sorted(bases) if find(base).own]
+    if not own:
+        return
+    from hpcfed.models.untrained import refuse
+
+    method, finetuning = job.algorithm, Finetuning.of(job)
+    by_output = ":" not in method.name or is_plain(method, "loss", "local", "train", "round")
+
+    def trains(name: str) -> bool:
+        return finetuning.wanted(f"body.{name}")
+
+    for base in own:
+        refuse(base, find(base).load(), shape, classes, job.models.d, trains, by_output)
 
 
 def check_heads(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:

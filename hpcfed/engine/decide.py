@@ -102,6 +102,7 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
     )
     kinds = sorted(set(architectures))
     checks.check_models(kinds, data)
+    checks.check_trained(job, kinds, shape, classes)
     checks.check_heads(job, kinds, shape, classes)
     checks.check_width(job, kinds, shape, classes)
     checksums = checks.check_finetuning(job, kinds, data)

@@ -20,7 +20,7 @@ from hpcfed.core import rng, user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine import decide
 from hpcfed.main import main
-from hpcfed.models import build, represents
+from hpcfed.models import build, represents, untrained
 from hpcfed.models.flat import Layout
 from hpcfed.models.user_model import describe_call
 from hpcfed.storage import results
@@ -445,10 +445,11 @@ def test_a_parameter_with_a_default_or_bound_by_partial_keeps_its_value(module):
     assert call == "Wide(in_channels=1, num_classes=10, width=6)"
 
 
-def test_a_default_that_does_not_fit_the_data_is_named(module):
+def test_a_default_that_does_not_fit_the_data_is_named(module, capsys):
     name = module(net("num_classes, in_channels,", "num_classes, in_channels=3,"))
-    with pytest.raises(ConfigError, match="in_channels = 3 is a default, .* it would be 1"):
-        build(f"{name}:Net", (1, 16, 16), 10, 16)
+    assert main([*SMALL, "--models.mix", f"{name}:Net", "--algorithm.name", "fedavg"]) == 2
+    err = capsys.readouterr().err
+    assert "in_channels = 3 is a default" in err and "it would be 1" in err
 
 
 def test_a_run_prints_its_input_shape_and_the_call_of_a_users_model(module, capsys):
@@ -535,6 +536,141 @@ def test_a_model_that_cannot_be_used_is_refused_with_its_file(module, case):
         build(f"{name}:Net", (1, 16, 16), 10, 16)
     assert words in str(refusal.value)
     assert case == "an instance" or f"{name}.py, line " in str(refusal.value)
+
+
+BASE = """
+import copy
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+GLOBAL = nn.Linear(8, 8)
+
+
+class Base(nn.Module):
+    def __init__(self, in_features, num_classes):
+        super().__init__()
+        self.dense, self.last = nn.Linear(in_features, 8), nn.Linear(8, num_classes)
+        self.prepare()
+
+    def prepare(self):
+        pass
+
+    def forward(self, x):
+        return self.last(self.inner(F.relu(self.dense(x.flatten(1)))))
+
+    def inner(self, z):
+        return z
+
+
+class Net(Base):
+"""
+PREPARE, INNER = "def prepare(self):\n    ", "def inner(self, z):\n    "
+UNTRAINED = {  # by what is wrong: the class, and what the message must hold
+    "list": (
+        PREPARE + "self.layers = [nn.Linear(8, 8)]\n" + INNER + "return self.layers[0](z)",
+        "layers is a plain list, .* make it an nn.ModuleList, or freeze",
+    ),
+    "dict": (PREPARE + "self.parts = {'a': [nn.Linear(8, 8)]}", "parts is a plain dict, .* nn.Mod"),
+    "tensor": (PREPARE + "self.w = torch.ones(8, requires_grad=True)", "make it an nn.Parameter"),
+    "no_grad": (
+        "def forward(self, x):\n    with torch.no_grad():\n"
+        "        z = self.dense(x.flatten(1))  # here\n    return self.last(z)",
+        "line LINE: forward uses dense.weight, dense.bias under torch.no_grad.., .* or freeze them",
+    ),
+    "detach": (
+        INNER + "return z.detach()",
+        "forward uses dense.weight, dense.bias in a way that gives them no gradient",
+    ),
+    "global": (
+        INNER + "return GLOBAL(z)  # here",
+        r"line LINE: forward uses a parameter of shape \[8, 8\] that is no part of the model",
+    ),
+    "made in each call": (
+        INNER + "return nn.Linear(8, 8)(z)  # here",
+        "line LINE: forward uses a parameter of shape .* that is no part of the model",
+    ),
+    "registered global": (
+        PREPARE + "self.one = GLOBAL",
+        "Net makes has the same one.weight, .*cop",
+    ),
+}
+
+
+TRAINED = {  # by what is unusual and meant: the body of the class
+    "layers that are registered too, or have no parameters": (
+        PREPARE + "self.layers = [self.dense, nn.ReLU()]\n    self.order = {'a': [3, self.layers]}"
+    ),
+    "frozen": (
+        PREPARE
+        + "self.dense.requires_grad_(False)\n    self.teacher = [copy.deepcopy(GLOBAL)]\n"
+        + "    self.teacher[0].requires_grad_(False)\n"
+        + INNER
+        + "with torch.no_grad():\n        return self.teacher[0](z)"
+    ),
+    "an exit that is used now and then": (
+        PREPARE
+        + "self.exit = nn.Linear(8, 10)\n"
+        + INNER
+        + "return z + self.exit(z).mean() if self.training and len(z) == 3 else z"
+    ),
+    "without gradient in evaluation": (INNER + "return z if self.training else z.detach()"),
+    "a bias without influence on a derivative": """
+    def inner(self, z):
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(z).sum(), z, create_graph=True)[0]
+
+    def forward(self, x):
+        z = x.flatten(1)[:, :8]
+        return self.last(self.inner(z))
+
+    def prepare(self):
+        self.dense = None
+        self.energy = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    """,
+    "a copy of a global": PREPARE + "self.one = copy.deepcopy(GLOBAL)",
+    "a norm of weights": (
+        PREPARE + "self.one = nn.utils.parametrizations.weight_norm(nn.LSTM(8, 8), 'weight_hh_l0')"
+    ),
+}
+
+
+def own_model(module, body):
+    """Return the text of a file with class Net of this body, its name, and the class."""
+    text = BASE + indent(dedent(body), "    ") + "\n"
+    name = f"{module(text)}:Net"
+    return text, name, user_code.load("models.mix", name, "module:Class")
+
+
+@pytest.mark.parametrize("case", UNTRAINED)
+def test_a_part_of_a_users_model_that_no_client_would_train_is_refused(module, case):
+    body, words = UNTRAINED[case]
+    text, name, net = own_model(module, body)
+    if "LINE" in words:
+        words = words.replace("LINE", str(line(text, "# here")))
+    with pytest.raises(ConfigError, match=words):
+        untrained.refuse(name, net, (1, 4, 4), 10, 16, trains=str, by_output=True)
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_model_whose_parameters_get_a_gradient_now_and_then_or_are_frozen_is_not_refused(
+    module, case
+):
+    _, name, net = own_model(module, TRAINED[case])
+    untrained.refuse(name, net, (1, 4, 4), 10, 16, trains=str, by_output=True)
+    build(name, (1, 4, 4), 10, 16)
+
+
+def test_a_loss_of_ones_own_and_models_train_may_leave_a_part_without_gradient(module, capsys):
+    _, name, _ = own_model(module, UNTRAINED["detach"][0])
+    own = module(method(LOSS + "return F.cross_entropy(model(x), y)"))
+    words = [*SMALL, "--models.mix", name, "--dry-run", "--algorithm.name"]
+    assert main([*words, f"{own}:Mine"]) == 0
+    assert main([*words, "fedavg", "--models.train", "head.*"]) == 0
+    assert main([*words, "fedavg"]) == 2
+    err = capsys.readouterr().err
+    assert "so that no client would train them" in err and "Traceback" not in err
 
 
 COMPILED = "\n\ndef made(num_classes, in_channels):\n    net = Net(num_classes, in_channels)\n"

@@ -1,0 +1,222 @@
+"""Parts of a user's own model that no client would train, found before the run.
+
+A layer in a plain list, or one that forward takes from elsewhere, is no parameter of the model:
+nobody trains or sends it. A parameter that forward uses under `torch.no_grad` gets no gradient, and
+a layer that several models share belongs to no client. Nothing of this raises an exception in
+training.
+
+A parameter that forward does not use at all is not refused: a user's own loss may use it, or
+forward for other inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpcfed.core import rng, user_code
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.inputs import Inputs, zeros
+from hpcfed.core.shapes import Shapes
+from hpcfed.core.wording import join_few
+from hpcfed.models.user_model import call_by_keyword, make, name_of, run
+
+INTERNAL = frozenset(vars(nn.Module()))  # attributes that every module has
+FEW = 4  # names in a message
+
+
+class Uses(TorchDispatchMode):
+    """Records which parameters are used inside the block.
+
+    Frozen ones do not count.
+    registered: identities of the model's parameters; others are of layers that are no part of it.
+    parameters: those that are used, by their identity.
+    places: the user's line, as the beginning of a message, where each is first used that is not the
+    model's, or is used under `torch.no_grad`.
+    """
+
+    def __init__(self, registered: Collection[int]) -> None:
+        super().__init__()
+        self.registered = registered
+        self.parameters: dict[int, Tensor] = {}
+        self.places: dict[int, str] = {}
+        self.tracked: set[int] = set()  # those that are used outside of torch.no_grad
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, Tensor) and not value.is_inference():
+                tensor = value if value._base is None else value._base  # of weight.t(), weight
+                if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                    self.note(tensor)
+        return func(*args, **(kwargs or {}))
+
+    def note(self, parameter: Tensor) -> None:
+        """Record a use of this parameter."""
+        key, tracked = id(parameter), torch.is_grad_enabled()
+        self.parameters[key] = parameter
+        if tracked:
+            self.tracked.add(key)
+        if key not in self.places and not (tracked and key in self.registered):
+            self.places[key] = user_code.caller()
+
+
+def refuse(
+    name: str,
+    target: Callable[..., Any],
+    shape: tuple[int, ...],
+    classes: int,
+    d: int,
+    trains: Callable[[str], bool],
+    by_output: bool,
+) -> None:
+    """Raise ConfigError if clients would not train a part of a user's model that wants a gradient.
+
+    trains: whether the job trains the parameter of this name in the body; others may do without a
+    gradient.
+    by_output: whether the loss depends on the model by its output alone. A loss of the user's own
+    may reach what the output does not reach. Random streams stay as they are.
+    """
+    place = f"models.mix: {name}: {user_code.line_of(target)}"
+    with rng.scoped(0, "untrained"):
+        module, other = (make(name, target, shape, classes, d) for _ in range(2))
+        others = set(map(id, other.parameters()))
+        if shared := [
+            n for n, p in module.named_parameters() if p.requires_grad and id(p) in others
+        ]:
+            raise ConfigError(
+                f"{place}: each model that {name_of(target)} makes has the same {shared[0]}, so "
+                f"that clients would overwrite each other's; make its layer anew for each model, "
+                f"or copy it, as in self.layer = copy.deepcopy(LAYER)"
+            )
+        for attribute, value in unregistered(module):
+            raise ConfigError(
+                f"{place}: {attribute} is a plain {type(value).__name__}, so that what it holds is "
+                f"no part of the model, and no client trains or sends it; make it "
+                f"{container(value)}, or freeze what it holds with .requires_grad_(False)"
+            )
+        x = zeros(shape, 2)
+        try:
+            if isinstance(shape, Shapes):
+                call_by_keyword(name, module, shape)
+            run(name, module.eval(), x)  # which makes the parameters of lazy layers
+        except ConfigError:  # `models.build` reports it, with more advice
+            return
+        refuse_uses(name, module, x, trains, by_output)
+
+
+def refuse_uses(
+    name: str, module: nn.Module, x: Inputs, trains: Callable[[str], bool], by_output: bool
+) -> None:
+    """Raise ConfigError for tensors that forward uses and that no client would train; see `refuse`.
+
+    A gradient in evaluation or in training suffices, because some layers have one in only one of
+    them.
+    """
+    names = {id(p): n for n, p in module.named_parameters()}
+    # trained ones that are used in both modes, without a gradient
+    missing = {key for key, parameter in names.items() if trains(parameter)}
+    reached: set[str] = set()  # layers of which a parameter has a gradient
+    for training in (False, True):
+        module.train(training)
+        uses, out = Uses(names), None
+        with suppress(Exception), torch.enable_grad(), uses:
+            out = module(x)
+        if not isinstance(out, Tensor):  # `user_model.split` reports it
+            return
+        for key in uses.parameters.keys() - names.keys():
+            raise ConfigError(
+                f"models.mix: {name}: {uses.places[key]}forward uses a parameter of shape "
+                f"{list(uses.parameters[key].shape)} that is no part of the model, so that no "
+                f"client trains or sends it; make its layer in __init__, as self.layer = ..., or "
+                f"freeze it with .requires_grad_(False)"
+            )
+        with_gradient = leaves(out)
+        missing &= uses.parameters.keys() - with_gradient
+        reached |= {layer_of(names[key]) for key in names.keys() & with_gradient}
+        if not missing:
+            return
+    place, how = "", "under torch.no_grad()"
+    parameters = [key for key in names if key in missing - uses.tracked]
+    if parameters:
+        place = uses.places[parameters[0]]
+    elif by_output:
+        place = f"{user_code.line_of(type(module).forward)}: "
+        how = "in a way that gives them no gradient, such as .detach() or argmax"
+        # one of a layer may have none, as a bias before a derivative
+        parameters = [
+            key for key in names if key in missing and layer_of(names[key]) not in reached
+        ]
+    if parameters:
+        raise ConfigError(
+            f"models.mix: {name}: {place}forward uses "
+            f"{join_few([names[key] for key in parameters], FEW)} {how}, so that no client would "
+            f"train them; change that, or freeze them with .requires_grad_(False)"
+        )
+
+
+def layer_of(parameter: str) -> str:
+    """Return the path of the layer to which the parameter of this name belongs."""
+    return parameter.rpartition(".")[0]
+
+
+def leaves(out: Tensor) -> set[int]:
+    """Return the identities of the tensors that get a gradient from an output."""
+    nodes, visited, tensors = [out.grad_fn], set[Any](), set[int]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if isinstance(variable := getattr(node, "variable", None), Tensor):
+            tensors.add(id(variable))
+        nodes += [following for following, _ in node.next_functions]
+    return tensors
+
+
+def unregistered(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes with trainable tensors that are no parameters of the module.
+
+    torch's own layers may hold such tensors, as an LSTM with a parametrised weight does.
+    """
+    registered = {id(p) for p in module.parameters()}
+    for path, layer in module.named_modules():
+        if type(layer).__module__.partition(".")[0] == "torch":
+            continue
+        for attribute, value in vars(layer).items():
+            if attribute not in INTERNAL and any(
+                tensor.requires_grad and tensor.is_leaf and id(tensor) not in registered
+                for tensor in tensors_in(value, set())
+            ):
+                yield f"{path}.{attribute}".removeprefix("."), value
+
+
+def tensors_in(value: Any, visited: set[int]) -> Iterator[Tensor]:
+    """Yield the tensors of a value, and of the layers and containers in it.
+
+    visited: identities of the containers that were examined, because one may contain itself.
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, Mapping | list | tuple | set) and id(value) not in visited:
+        visited.add(id(value))
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(part, visited)
+
+
+def container(value: Any) -> str:
+    """Return what to write for an attribute, so that the module registers what it holds."""
+    if isinstance(value, Tensor):
+        return "an nn.Parameter"
+    if isinstance(value, nn.Module):
+        return "an attribute by self.name = ..."
+    parts = list(value.values() if isinstance(value, Mapping) else value)
+    kind = "Parameter" if all(isinstance(part, Tensor) for part in parts) else "Module"
+    return f"an nn.{kind}{'Dict' if isinstance(value, Mapping) else 'List'}"
