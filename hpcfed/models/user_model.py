@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
@@ -90,6 +91,8 @@ def check_tensors(place: str, module: nn.Module) -> None:
                 f"batches it has seen, which are those of all clients of a rank; set momentum = 0.1"
             )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):  # it has no values before the first call
+            continue
         if tensor.layout != torch.strided:
             raise ConfigError(
                 f"{place}: {name} is a sparse tensor; make it dense with .to_dense(), so that it "
@@ -182,8 +185,9 @@ def split(
     """Return the module as a body and, if it is a whole model, its last linear layer.
 
     The second value is None for a body, and a `NoHead` for a whole model that ends in no linear
-    layer. Modes and random streams stay as they are. Raises ConfigError if the module takes other
-    inputs, is neither a body nor a whole model, or ends in what the loss does itself.
+    layer. Modes and random streams stay as they are, except that the first call draws the weights
+    of lazy layers. Raises ConfigError if the module takes other inputs, is neither a body nor a
+    whole model, or ends in what the loss does itself.
     """
     if isinstance(shape, Shapes):
         call_by_keyword(name, module, shape)
@@ -193,6 +197,11 @@ def split(
     out, layers = run(name, module, x)
     size = list(out.shape) if isinstance(out, Tensor) else None
     place = f"models.mix: {name}: {user_code.line_of(type(module).forward)}"
+    if lazy := [n for n, p in module.named_parameters() if is_lazy(p)]:
+        raise ConfigError(
+            f"{place}: {lazy[0]} is of a lazy layer, which gets its shape when forward first calls "
+            f"it, but forward does not; call or remove that layer"
+        )
     want = (
         f"return the representation, here [2, {d}], or logits of a last nn.Linear, [2, {classes}]"
     )

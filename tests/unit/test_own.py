@@ -673,6 +673,31 @@ def test_a_loss_of_ones_own_and_models_train_may_leave_a_part_without_gradient(m
     assert "so that no client would train them" in err and "Traceback" not in err
 
 
+LAZY = (
+    "def prepare(self):\n    self.dense, self.one = nn.LazyLinear(8), nn.LazyBatchNorm1d()\n"
+    "    self.last = nn.LazyLinear(10)\n" + INNER + "return self.one(z)"
+)
+
+
+def test_lazy_layers_get_their_weights_from_the_clients_stream_as_others_do(module):
+    _, name, _ = own_model(module, LAZY)
+    weights = []
+    for seed in (1, 1, 2):
+        with rng.scoped(seed, "init", 0):
+            model = build(name, (1, 4, 4), 10)
+        weights.append(model.body.dense.weight)
+    assert weights[0].shape == (8, 16) and model.head.weight.shape == (10, 8)
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    words = [*SMALL, "--models.mix", name, "--algorithm.name", "fedavg", "--out", "lazy"]
+    assert main(words) == 0
+
+
+def test_a_lazy_layer_that_forward_does_not_call_is_refused(module):
+    _, name, _ = own_model(module, PREPARE + "self.one = nn.LazyLinear(8)")
+    with pytest.raises(ConfigError, match="one.weight is of a lazy layer, .* remove that layer"):
+        build(name, (1, 4, 4), 10)
+
+
 COMPILED = "\n\ndef made(num_classes, in_channels):\n    net = Net(num_classes, in_channels)\n"
 TENSORS = {
     "script": ("    return torch.jit.script(net)", "the model is a module of torch.jit"),
