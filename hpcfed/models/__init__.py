@@ -161,10 +161,12 @@ def build_own(
     """Return a user's model.
 
     The head of a whole model is its last linear layer, with that layer's input width; a model that
-    ends in no linear layer has a `NoHead`. Parameters that the user has frozen are buffers.
+    ends in no linear layer has a `NoHead`. Parameters that the user has frozen are buffers, and
+    batch normalisation takes a batch of one example.
     """
     import torch
 
+    from hpcfed.models.layers import for_small_batches
     from hpcfed.models.model import Head, Model, NoHead
     from hpcfed.models.user_model import head_of, hold_constants, make, other_defaults, split
 
@@ -174,6 +176,7 @@ def build_own(
         body, linear = split(name, module, shape, classes, d)
     except ConfigError as error:
         raise ConfigError(f"{error}{other_defaults(target, shape, classes, d)}") from error
+    for_small_batches(body)
     if linear is None:
         model = Model(body, Head(d, classes, relu_head))
         hold_constants(name, model)

@@ -47,6 +47,41 @@ class BatchNorm2d(nn.BatchNorm2d):
         )
 
 
+class SmallBatchNorm(_BatchNorm):
+    """Batch normalisation of a user's model that also works with one value per channel.
+
+    Such a batch, often the last one of a client, is normalised with the running statistics and does
+    not change them, as in evaluation; torch's layers refuse to train on it. All other batches have
+    the bits of torch's layer.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and x.numel() == self.num_features):
+            return super().forward(x)
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
+
+
+class SmallBatchNorm1d(SmallBatchNorm, nn.BatchNorm1d):
+    """`nn.BatchNorm1d` that also works with one value per channel."""
+
+
+class SmallBatchNorm2d(SmallBatchNorm, nn.BatchNorm2d):
+    """`nn.BatchNorm2d` that also works with one value per channel."""
+
+
+class SmallBatchNorm3d(SmallBatchNorm, nn.BatchNorm3d):
+    """`nn.BatchNorm3d` that also works with one value per channel."""
+
+
+SMALL: dict[type[nn.Module], type[SmallBatchNorm]] = {
+    nn.BatchNorm1d: SmallBatchNorm1d,
+    nn.BatchNorm2d: SmallBatchNorm2d,
+    nn.BatchNorm3d: SmallBatchNorm3d,
+}
+
+
 class Conv2d(nn.Conv2d):
     """A convolution that becomes one matrix product for very small maps.
 
@@ -152,6 +187,13 @@ def for_small_images(net: nn.Module) -> nn.Module:
         ):
             module.__class__ = Conv2d
     return net
+
+
+def for_small_batches(net: nn.Module) -> None:
+    """Replace torch's batch norms with running statistics by those for one value per channel."""
+    for module in net.modules():
+        if type(module) in SMALL and getattr(module, "running_mean", None) is not None:
+            module.__class__ = SMALL[type(module)]
 
 
 def has_batch_norm(net: nn.Module) -> bool:

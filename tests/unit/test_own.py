@@ -698,6 +698,19 @@ def test_a_lazy_layer_that_forward_does_not_call_is_refused(module):
         build(name, (1, 4, 4), 10)
 
 
+def test_batch_normalisation_of_one_example_takes_the_running_statistics(module):
+    _, name, _ = own_model(
+        module, PREPARE + "self.one = nn.BatchNorm1d(8)\n" + INNER + "return self.one(z)"
+    )
+    model = build(name, (1, 4, 4), 10)
+    net, plain, x = model.body.one, nn.BatchNorm1d(8), torch.randn(3, 8)
+    assert torch.equal(net(x), plain(x)) and torch.equal(net.running_var, plain.running_var)
+    before = net.running_mean.clone()
+    assert torch.equal(net(x[:1]), plain.eval()(x[:1])) and torch.equal(net.running_mean, before)
+    words = [*SMALL, "--models.mix", name, "--algorithm.name", "fedavg"]  # 3 clients
+    assert main([*words, "--data.partition", "iid", "--local.batch", "1", "--out", "ones"]) == 0
+
+
 COMPILED = "\n\ndef made(num_classes, in_channels):\n    net = Net(num_classes, in_channels)\n"
 TENSORS = {
     "script": ("    return torch.jit.script(net)", "the model is a module of torch.jit"),
