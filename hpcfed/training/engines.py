@@ -63,6 +63,8 @@ OFTEN = 8
 # most graphs of one step for different sizes, for each keeps some memory of the GPU
 MOST_SIZES = 32
 
+AGAIN = "backward through the graph a second time"  # in torch's message
+
 Step = Callable[[Any, Any], None]  # one local step on a batch
 
 
@@ -96,7 +98,16 @@ def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
     with autocast(steps.fed.job.run.precision, steps.fed.device, steps.model, x):
         value = loss(steps.model, x, y)
     check_value(loss, value, steps.leaves if not steps.losses else ())
-    steps.descend(value)
+    try:
+        steps.descend(value)
+    except RuntimeError as error:
+        if AGAIN not in str(error):
+            raise
+        raise user_code.OwnError(
+            f"{place_of(loss)} returns a value that was differentiated before; return the loss "
+            f"without calling backward(), which hpcfed does, and .detach() what it takes from an "
+            f"earlier batch"
+        ) from error
 
 
 def check_value(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
@@ -122,8 +133,13 @@ def check_value(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
     else:
         what = "does not depend on the model's parameters: it has no gradient"
         advice = "compute it from model(x), without .item(), .detach() or torch.no_grad()"
+    raise user_code.OwnError(f"{place_of(loss)} {what}; {advice}")
+
+
+def place_of(loss: Loss) -> str:
+    """Return where a loss is defined, and its name, as the beginning of a message."""
     fn = loss.func if isinstance(loss, partial) else loss
-    raise user_code.OwnError(f"{user_code.line_of(fn)}: {title(loss)} {what}; {advice}")
+    return f"{user_code.line_of(fn)}: {title(loss)}"
 
 
 def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:

@@ -275,6 +275,10 @@ HOOKS = {
         "Mine.local uses a client's model before its 'body.",
     ),
     "half": (LOSS + "return F.cross_entropy(model.half()(x.half()), y)", "torch.float16 now"),
+    "backward": (
+        LOSS + "value = F.cross_entropy(model(x), y)\n    value.backward()\n    return value",
+        "Mine.loss returns a value that was differentiated before; return the loss without calling",
+    ),
     "matrices": (LOSS + "return (model(x) @ torch.zeros(3, 4)).sum()", "cannot be multiplied"),
 }
 
