@@ -22,10 +22,13 @@ from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.sections import Run
 from hpcfed.config.system import System
 from hpcfed.core import rng, user_code
+from hpcfed.core.errors import CheckpointError
 from hpcfed.data.partition import Partition
+from hpcfed.engine.fault_tolerance.snapshot import items
 from hpcfed.engine.hook_effects import HookEffects, class_values
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
+from hpcfed.storage import tree
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -77,10 +80,26 @@ def perform(job: Job, world: World) -> list[str]:
                 effects.begin(rounds.state)
                 rounds.step()
                 effects.refuse_changes()
+            check_saved(rounds)
             rounds.finish()
     finally:
         fed.store.close()
     return list(effects.warnings(values))
+
+
+def check_saved(rounds: Rounds) -> None:
+    """Raise OwnError for a value of the state or of a client's memory that cannot be saved."""
+    for name, item in items(rounds):
+        try:
+            if name == "state":
+                tree.check(item, "the server's state")
+            elif name.startswith("clients/"):
+                tree.check(item["memory"], "client.memory")
+        except CheckpointError as error:
+            cls = user_code.load("algorithm.name", rounds.algorithm.name, "module:Class")
+            raise user_code.OwnError(
+                f"{user_code.line_of(cls)}: {cls.__name__}: {error}"
+            ) from error
 
 
 def shorten_job(job: Job) -> Job:

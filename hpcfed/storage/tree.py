@@ -47,6 +47,27 @@ def write(group: h5py.Group, name: str, item: Any) -> None:
             _write_tensor(group, name, item)
 
 
+def check(item: Any, place: str) -> None:
+    """Raise CheckpointError for a value that `write` could not store; nothing is written.
+
+    place: the value in the user's words, as "client.memory"; the message has that of the part.
+    """
+    match item:
+        case dict():
+            for key, part in item.items():
+                _link(key, f"{place}: ")
+                check(part, f"{place}[{key!r}]")
+        case list() | tuple():
+            for i, part in enumerate(item):
+                check(part, f"{place}[{i}]")
+        case np.ndarray():
+            _check_array(item, place)
+        case None | bool() | int() | float() | str() | np.generic():
+            pass
+        case _:
+            _check_tensor(item, place)
+
+
 def read(group: h5py.Group, name: str) -> Any:
     """Return the value that `write` stored under `name`.
 
@@ -148,24 +169,34 @@ def _write_group(group: h5py.Group, name: str, kind: str, parts: Iterable[tuple[
 
 
 def _write_array(group: h5py.Group, name: str, array: np.ndarray, kind: str) -> None:
-    if array.dtype.kind not in "biuf":
-        raise CheckpointError(
-            f"{group.name}/{name}: cannot save dtype {array.dtype}; use a float, integer or bool "
-            f"dtype"
-        )
+    _check_array(array, f"{group.name}/{name}")
     dataset = group.create_dataset(name, data=array)
     if kind != "tensor":
         dataset.attrs[KIND] = kind
 
 
-def _write_tensor(group: h5py.Group, name: str, item: Any) -> None:
+def _check_array(array: np.ndarray, place: str) -> None:
+    if array.dtype.kind not in "biuf":
+        raise CheckpointError(
+            f"{place}: cannot save dtype {array.dtype}; use a float, integer or bool dtype"
+        )
+
+
+def _check_tensor(item: Any, place: str) -> None:
     import torch  # here, so that result files are read without torch
 
     if not isinstance(item, torch.Tensor):
+        state = ", such as its state_dict()" if hasattr(item, "state_dict") else ""
         raise CheckpointError(
-            f"{group.name}/{name}: cannot save a {type(item).__name__}; "
-            "use dict, list, tuple, Params, tensor, array, number, str, bool or None"
+            f"{place}: cannot save a {type(item).__name__}; use dict, list, tuple, Params, tensor, "
+            f"array, number, str, bool or None{state}"
         )
+
+
+def _write_tensor(group: h5py.Group, name: str, item: Any) -> None:
+    import torch
+
+    _check_tensor(item, f"{group.name}/{name}")
     kind = "bfloat16" if item.dtype == torch.bfloat16 else "tensor"
     tensor = item.detach().cpu()  # numpy has no bfloat16; float32 holds each of its values exactly
     _write_array(group, name, (tensor.float() if kind == "bfloat16" else tensor).numpy(), kind)
@@ -186,12 +217,17 @@ def _dict_kind(item: dict[Any, Any]) -> str:
     return "params" if isinstance(item, Params) else "dict"
 
 
-def _link(key: Any) -> str:
-    """Return a key as the name of an HDF5 link: 3 as 3, "3" as %33, "a/b" as a%2Fb."""
+def _link(key: Any, where: str = "") -> str:
+    """Return a key as the name of an HDF5 link: 3 as 3, "3" as %33, "a/b" as a%2Fb.
+
+    where: begins the message about another key.
+    """
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return str(int(key))
     if not isinstance(key, str):
-        raise CheckpointError(f"cannot save a dict with the key {key!r}; use str or int keys")
+        raise CheckpointError(
+            f"{where}cannot save a dict with the key {key!r}; use str or int keys"
+        )
     link = quote(key, safe=" ")
     if INTEGER.fullmatch(link) or link == ".":  # an int, and HDF5's name of the group itself
         return f"%{ord(link[0]):02X}{link[1:]}"

@@ -279,6 +279,19 @@ HOOKS = {
         LOSS + "value = F.cross_entropy(model(x), y)\n    value.backward()\n    return value",
         "Mine.loss returns a value that was differentiated before; return the loss without calling",
     ),
+    "optimiser": (
+        LOCAL
+        + "client.memory['opt'] = [torch.optim.SGD(client.model.parameters())]\n"
+        + "    return super().local(fed, client, state, t)",
+        "Mine: client.memory['opt'][0]: cannot save a SGD; use dict, list, tuple, Params, tensor, "
+        "array, number, str, bool or None, such as its state_dict()",
+    ),
+    "key": (
+        LOCAL
+        + "client.memory['sums'] = {(0, 1): 2.0}\n"
+        + "    return super().local(fed, client, state, t)",
+        "client.memory['sums']: cannot save a dict with the key (0, 1); use str or int keys",
+    ),
     "matrices": (LOSS + "return (model(x) @ torch.zeros(3, 4)).sum()", "cannot be multiplied"),
 }
 
