@@ -83,6 +83,9 @@ PROGRAM = "python -m hpcfed.main [JOB.toml ...]"
 # stands in a job's identity for engines with equal results
 EXACT = {"engine": "eager, traced or graphed"}
 
+# Fields that decide which examples are read (those in FREE do not).
+READING = ("data", "columns", "modalities", "evaluate.groups")
+
 
 class Job(Limited):
     """Everything that determines a run. One TOML file, the environment and flags fill it."""
@@ -108,7 +111,9 @@ class Job(Limited):
     force: bool = False
     """Take the output folder from a run on another machine that gives no sign of life."""
     own_changed: bool = False
-    """Resume although the code of your own method or model has changed since the run started."""
+    """Resume although the data, or the code of your own method or model, have changed since the run
+    started.
+    """
     dry_run: bool = False
     """Check the job and print it with placement, memory and traffic, without running it."""
     quiet: bool = False

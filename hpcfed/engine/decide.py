@@ -24,7 +24,15 @@ from hpcfed.data.modalities import Held
 from hpcfed.data.partition import Partition, split, unseen_tests
 from hpcfed.data.sampling import hold_out
 from hpcfed.data.synthetic import Synthetic
-from hpcfed.engine import adapted, changed_code, checks, folder, job_warnings, on_round
+from hpcfed.engine import (
+    adapted,
+    changed_code,
+    changed_data,
+    checks,
+    folder,
+    job_warnings,
+    on_round,
+)
 from hpcfed.engine.method_trial import rehearse
 from hpcfed.engine.world import World, of_clients, population
 from hpcfed.machine import speeds
@@ -84,6 +92,8 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
     other: the data set of the public examples, if it is another one.
     """
     logs.check(job.log)
+    run, digests = folder.of(job), changed_data.digests(data, other)
+    changes = changed_data.check(job, run, digests) if job.resume else []
     if job.on_round:
         on_round.load(job.on_round)
     adapted.check(job)
@@ -109,8 +119,8 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
 
     costs = {kind: cost(kind, shape, classes, d, data.vocabulary) for kind in kinds}
     adds = {kind: work(kind, shape, classes, d, data.vocabulary).multiply_adds for kind in kinds}
-    run = folder.of(job)
-    run_id, changes = (folder.run_id(run), changed_code.check(job, run)) if job.resume else ("", [])
+    if job.resume:
+        changes += changed_code.check(job, run)
     decided = World(
         data,
         partition,
@@ -127,11 +137,12 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         if job.edges.number
         else None,
         checksums,
-        run_id,
+        folder.run_id(run) if job.resume else "",
         shift=job.shift,
         seed=job.seed,
         unseen=unseen_rows(job, data),
         edge_cases=edge_cases.read(job, data),
+        data_digests=digests,
     )
     hints = rehearse(job, decided)
     return replace(decided, warnings=(*job_warnings.warnings(job, decided), *hints, *changes))

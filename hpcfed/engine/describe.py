@@ -64,6 +64,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "ranks": rounds.fed.comm.size,
         "placement": placement_of(rounds),
         "own": changed_code.digests(changed_code.names_of(job)),
+        "data_digests": dict(facts.data_digests),
         "versions": versions(),
         "commit": commit(),
         "hardware": hardware(rounds.fed),

@@ -49,6 +49,7 @@ class World:
     shift: how the images of clients differ.  seed: of the run.
     unseen: rows of the test split in the domain on which no client trains; None: there is none.
     edge_cases: images of an attack that no client has; None: there is no such attack.
+    data_digests: of the examples, by array; a changed one is noticed when the run is resumed.
     warnings: about job and data, one line each.
     """
 
@@ -71,6 +72,7 @@ class World:
     seed: int = 0
     unseen: np.ndarray | None = None
     edge_cases: EdgeCases | None = None
+    data_digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -162,6 +164,7 @@ class World:
             "run_id": self.run_id,
             "unseen": self.unseen,
             "edge_cases": self.edge_cases and list(self.edge_cases),
+            "data_digests": dict(self.data_digests),
             "warnings": self.warnings,
         }
 

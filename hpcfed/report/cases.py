@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.job import FREE
+from hpcfed.config.job import FREE, READING
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.naming import Names, find_named
 from hpcfed.results.run import Run, format_value
-from hpcfed.storage.fields import covers
+from hpcfed.storage.fields import covers, flat
 
 SEED = "seed"
 SKEW = {
@@ -233,10 +233,10 @@ def also_differ(groups: Iterable[Sequence[Run]], shown: Sequence[str]) -> str:
     return f"also differ: {parts}" if parts else ""
 
 
-def code_differs(runs: Iterable[Run]) -> list[str]:
-    """Return a line for each way in which the runs are of different code.
+def code_or_data_differ(runs: Iterable[Run]) -> list[str]:
+    """Return a line for each way in which the runs are of different code or of changed data.
 
-    These are versions and commits of hpcfed, and methods and models of users' own.
+    Code means versions and commits of hpcfed, and methods and models of users' own.
     """
     begun = [run.header for run in runs if run.begun]
     versions = {text: None for header in begun if (text := version(header))}
@@ -247,7 +247,27 @@ def code_differs(runs: Iterable[Run]) -> list[str]:
             for name, code in part.get("own", {}).items():
                 by_name.setdefault(name, set()).add(code)
     differ = [name for name, codes in by_name.items() if len(codes) > 1]
-    return lines + [f"the code of {name} differs between or within the runs" for name in differ]
+    lines += [f"the code of {name} differs between or within the runs" for name in differ]
+    return lines + changed_data(begun)
+
+
+def changed_data(headers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each data set that has changed between these runs, or within one.
+
+    Runs whose jobs read the data otherwise, such as images of another size, are not compared.
+    """
+    digests: dict[str, list[Any]] = {}
+    for header in headers:
+        fields = sorted(flat(header.get("job", {})).items())
+        reading = [(n, v) for n, v in fields if covers(READING, n) and not covers(FREE, n)]
+        for part in (*header.get("history", []), header):
+            if stored := part.get("data_digests"):
+                digests.setdefault(repr(reading), []).append((header.get("data", ""), stored))
+    return [
+        f"the data {several[0][0]} have changed between or within the runs"
+        for several in digests.values()
+        if any(one != several[0] for one in several)
+    ]
 
 
 def version(header: Mapping[str, Any]) -> str:

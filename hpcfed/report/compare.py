@@ -22,7 +22,7 @@ from hpcfed.config.methods import registered_name
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.wording import count_noun
 from hpcfed.report import differences
-from hpcfed.report.cases import also_differ, code_differs, find_cases
+from hpcfed.report.cases import also_differ, code_or_data_differ, find_cases
 from hpcfed.report.differences import ENOUGH, RANKED
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, view_of
@@ -236,7 +236,11 @@ def notes(result: Result) -> list[str]:
         line for one in result.done for line in explain_unpaired(one.method, result.base, one.pairs)
     ]
     compared = (result.base, *(one.method for one in result.done))
-    return [*how(result.done), *said, *code_differs(run for one in compared for run in one.all())]
+    return [
+        *how(result.done),
+        *said,
+        *code_or_data_differ(run for one in compared for run in one.all()),
+    ]
 
 
 def how(done: list[Comparison]) -> list[str]:

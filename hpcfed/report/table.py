@@ -16,7 +16,7 @@ from hpcfed.report import layouts
 from hpcfed.report.cases import (
     also_differ,
     axes,
-    code_differs,
+    code_or_data_differ,
     find_cases,
     name_skew,
     with_machine,
@@ -123,7 +123,7 @@ def grid(
     table = [[cell(group, view, seeds) for group in row] for row in groups]
     columns = ([run for run in runs if run.at(across) == head] for head in heads)
     notes = [*how, *filter(None, [also_differ(columns, [*down, *across])])]
-    notes += code_differs(runs)
+    notes += code_or_data_differ(runs)
     notes += [f"{run.name}: {why}" for run in runs if (why := run.absence()[1])]
     notes += one_class_notes(runs)
     description = caption(view.what(), view.deviation, seeds)

@@ -86,6 +86,7 @@ class Past(Table):
     versions: dict[str, Text] = {}
     commit: Text = ""
     own: dict[str, Text] = {}  # digests of the code of users' methods and models
+    data_digests: dict[str, Text] = {}
     hardware: dict[str, Any] | Text = {}
     slurm_job: Text = ""
 

@@ -37,6 +37,7 @@ MANY = 10_000  # rounds that may wait in memory
 FINAL = "final"  # arrays of a method's final step
 PAST = (
     "own",
+    "data_digests",
     "versions",
     "commit",
     "hardware",
