@@ -10,6 +10,7 @@ import io
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -136,6 +137,7 @@ def convert(data: Any) -> GivenData:
         return from_frames(data)
     clients: dict[str, Any] = {}
     if isinstance(data, list) and all(isinstance(part, tuple) or is_dataset(part) for part in data):
+        refuse_empty(data)
         clients = {"data": {"partition": "natural"}, "clients": len(data)}
         data = join_clients([pairs_of(part) for part in data])
     arrays: dict[str, np.ndarray] = {}
@@ -239,6 +241,23 @@ def pairs_of(data: Any) -> tuple[Any, ...]:
     return (inputs[0] if len(inputs) == 1 else tuple(inputs)), labels
 
 
+def refuse_empty(clients: Sequence[Any]) -> None:
+    """Raise DataError for a client without a training example; those after it would be renumbered.
+
+    clients: of each a DataFrame, a Dataset, or a tuple as `pairs_of` takes it.
+    """
+    for k, client in enumerate(clients):
+        examples = client
+        if isinstance(client, tuple) and len(client) > 1:
+            examples = client[0] if is_dataset(client[0]) else client[1]
+        with suppress(TypeError):  # what has no length is refused later
+            if not len(examples):
+                raise DataError(
+                    f"{WHERE}: client {k} (of 0 to {len(clients) - 1}) has no training example; "
+                    f"give it one, or leave it out of the list"
+                )
+
+
 def join_clients(parts: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     """Return the arrays of all clients as one data set that names the client of each example."""
     if len({len(part) for part in parts}) > 1:
@@ -335,6 +354,7 @@ def from_frames(data: Sequence[Any]) -> GivenData:
     """
     pandas = sys.modules["pandas"]
     if isinstance(data, list) and all(map(is_frame, data)):
+        refuse_empty(data)
         refuse_names(data, CLIENT)
         parts = [frame.assign(**{CLIENT: k}) for k, frame in enumerate(data)]
         fields = {

@@ -124,6 +124,23 @@ def test_a_list_holds_one_client_each_and_its_tests_are_its_own(tmp_path):
         convert([pairs[0], pairs[0][:2]])
 
 
+def test_a_client_without_a_training_example_is_refused_with_its_place_in_the_list():
+    x, y = torch.from_numpy(IMAGES), torch.from_numpy(LABELS)
+    rows, frame = TensorDataset(x, y), pandas.DataFrame({"age": range(9)})
+    empty = IMAGES[:0], LABELS[:0]
+    for one, none in (
+        ((IMAGES, LABELS), empty),
+        ((IMAGES, LABELS, IMAGES, LABELS), (*empty, IMAGES, LABELS)),
+        ((IMAGES, LABELS), ([], [])),
+        (rows, Subset(rows, [])),
+        ((rows, rows), (Subset(rows, []), rows)),
+        (frame, frame[:0]),
+    ):
+        with pytest.raises(DataError, match=r"client 1 \(of 0 to 2\) has no training example"):
+            convert([one, none, one])
+    assert convert([(IMAGES, LABELS, *empty), (IMAGES, LABELS, IMAGES, LABELS)]).fields["clients"]
+
+
 def test_a_data_frame_is_a_table(tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(TABLE, columns=list("abcde")).assign(
