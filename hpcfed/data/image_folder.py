@@ -32,7 +32,8 @@ DEEP = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of images of more than 
 GREY = ("1", "L", "LA", *DEEP)  # of images without colour
 COLOUR = ("P", "RGB", "RGBA", "CMYK", "YCbCr")
 DARK = 4096  # least value that an image of 16 bits has somewhere; 12 bits have none as large
-TRAIN, TEST = "train", "test"
+TRAIN = "train"
+TESTS = ("test", "val", "valid", "validation")  # the first of these folders has the test images
 LIST, NAME = "metadata.csv", "file_name"  # as Hugging Face's image folders have them
 FOLDER = "folder"  # the value of columns.client if the first level of folders names the clients
 
@@ -40,6 +41,8 @@ FOLDER = "folder"  # the value of columns.client if the first level of folders n
 def read(folder: Path, how: Reading) -> DataSet:
     """Read FOLDER/CLASS/images, or FOLDER/train/CLASS/images and, if present, FOLDER/test.
 
+    Without FOLDER/test the test images are those of FOLDER/val, valid or validation, if one of them
+    is there; beside FOLDER/test these are not read.
     Classes are the names of the folders, in alphabetical order, as are the images of each class.
     Images are uint8, grey if all of them are, else RGB without transparency. `data.image_size`
     scales them, width and height independently; without it all must have the same size. Files whose
@@ -53,7 +56,8 @@ def read(folder: Path, how: Reading) -> DataSet:
     """
     parted = (folder / TRAIN).is_dir()
     train = folder / TRAIN if parted else folder
-    test = folder / TEST if parted and (folder / TEST).is_dir() else None
+    tests = [folder / name for name in TESTS if parted and (folder / name).is_dir()]
+    test = tests[0] if tests else None
     taken = {"data.image_size", "columns.client", "columns.positive"} | (
         set() if test else {"data.held_out"}
     )
@@ -97,7 +101,21 @@ def read(folder: Path, how: Reading) -> DataSet:
         task = Binary()
     splits = [partial(each, images.files) for images in lists]
     facts: Any = {"name": folder.resolve().name, "classes": names, "user_names": user_names}
+    facts["notes"] = notes_on(tests)
     return of_images(str(folder), splits, y, users, task, how, **facts)
+
+
+def notes_on(tests: Sequence[Path]) -> tuple[str, ...]:
+    """Return a line on the folder that is taken for the test images, and on those beside it.
+
+    tests: the folders that could be taken, of which the first is.
+    """
+    if [path.name for path in tests] in ([], [TESTS[0]]):
+        return ()
+    taken, *others = tests
+    why = "" if taken.name == TESTS[0] else f", because there is no folder {TESTS[0]}"
+    rest = f"; not read: {', '.join(path.name for path in others)}" if others else ""
+    return (f"{taken.parent}: the test images are those in {taken.name}{why}{rest}",)
 
 
 def of_images(

@@ -337,6 +337,21 @@ def test_a_folder_of_images_has_a_class_a_folder(tmp_path):
     assert parted.train.x.shape == (6, 1, 5, 6) and parted.test.y.tolist() == [1, 1]
 
 
+def test_images_for_validation_are_the_tests_if_there_are_no_others_and_a_line_says_so(tmp_path):
+    draw(tmp_path / "train", n=3), draw(tmp_path / "validation", n=1)
+    data = read(str(tmp_path))
+    assert data.test.y.tolist() == [0, 1]
+    assert data.notes == (
+        f"{tmp_path}: the test images are those in validation, because there is no folder test",
+    )
+    draw(tmp_path / "val", n=2), draw(tmp_path / "test", ("dog",), n=4)
+    data = read(str(tmp_path))
+    assert data.test.y.tolist() == [1] * 4 and len(data.train.y) == 6
+    assert data.notes[0].endswith("are those in test; not read: val, validation")
+    classes = read(str(draw(tmp_path / "pets", ("val", "test"))))
+    assert classes.classes == ("test", "val") and not classes.notes
+
+
 def test_a_list_beside_the_images_names_their_clients(tmp_path):
     folder = draw(tmp_path / "pets")
     with pytest.raises(DataError, match="metadata.csv: there is no such file; with columns.client"):
