@@ -3,12 +3,12 @@
 import numpy as np
 
 from hpcfed.core.errors import DataError, first_bad
+from hpcfed.core.wording import evenly
 from hpcfed.tasks.classification import below as below
 from hpcfed.tasks.classification import labels as labels
 
 MOST = 2**31  # maximum token and index; no array in memory is larger
-
-
+SAMPLE = 200  # images of which the scale is looked at
 CHANNELS = 4  # largest number of channels of images whose axis of channels is not named
 
 
@@ -60,6 +60,21 @@ def pixels(x: np.ndarray, where: str) -> np.ndarray:
     raise DataError(
         f"{where}: dtype {x.dtype} is not a pixel; store uint8 (0..255) or float32 (0..1)"
     )
+
+
+def scale(x: np.ndarray) -> str:
+    """Return which of the usual scales images have; "" for another one, and if x is no images.
+
+    x: inputs as batches have them.  SAMPLE of them are looked at.
+    """
+    if x.ndim != 4 or min(x.shape[2:]) == 1:  # other numbers may have any range
+        return ""
+    part = x[evenly(len(x), SAMPLE)]
+    low, high = part.min(), part.max()
+    if low >= 0 and (high <= 1 or 100 < high <= 255):
+        return "0..1" if high <= 1 else "0..255"
+    centred = abs(part.mean()) < 1 and part.std() < 2 and (part < 0).mean() > 0.2
+    return "standardised" if centred else ""
 
 
 def numbers(x: np.ndarray, where: str, channels: str = "auto") -> np.ndarray:

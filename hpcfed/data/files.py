@@ -471,7 +471,8 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
         rows = held_out(str(path), task.strata(splits[0].y), None, how.held_out)
         splits = [splits[0].take(part) for part in rows]
     vocabulary, encoder = file.vocabulary, Encoder(channels=how.channels)
-    facts: Any = {"task": task, "own_tests": file.own_tests, "encoder": encoder}
+    notes = () if file.test is None else tuple(other_scales(path, raws, splits))
+    facts: Any = {"task": task, "own_tests": file.own_tests, "encoder": encoder, "notes": notes}
     facts["user_names"] = user_names
     task.check_outputs(len(classes), str(path))
     if isinstance(splits[0].x, Mapping):
@@ -527,6 +528,26 @@ def check_alike(path: Path, raws: list[Raw], splits: list[Split]) -> None:
                 for raw, form in zip(raws, forms, strict=True)
             )
             raise DataError(f"{path}: {test}, but {train}; make them alike")
+
+
+def other_scales(path: Path, raws: list[Raw], splits: list[Split]) -> list[str]:
+    """Return a line for each array of images whose test part has another scale than training."""
+    notes = []
+    inputs = [s.x if isinstance(s.x, Mapping) else {"": s.x} for s in splits]
+    for name, train in inputs[0].items():
+        arrays = [train, inputs[1][name]]
+        scales = {check.scale(x) for x in arrays}
+        if len(scales) > 1 and all(scales):
+            end = f"/{name}" if name else ""
+            ranges = [
+                f"{raw.names[0]}{end} from {x.min():.3g} to {x.max():.3g}"
+                for raw, x in zip(raws, arrays, strict=True)
+            ]
+            notes.append(
+                f"{path}: {', but '.join(ranges)}: scale both alike, or no result on the test "
+                f"images means anything"
+            )
+    return notes
 
 
 def _split_modalities(path: Path, raw: Raw, file: File, task: Task) -> Split:

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from hpcfed.core.compat import import_torchvision
 from hpcfed.core.errors import ConfigError, DataError
-from hpcfed.data import DATASETS, digits, vision
+from hpcfed.data import DATASETS, digits, files, vision
 from hpcfed.data.dataset import Reading, from_arrays, to_arrays
 from hpcfed.data.datasets import load
 from hpcfed.data.moments import moments
@@ -180,6 +180,34 @@ def test_unusable_arrays_are_refused_with_file_array_index_and_value(tmp_path, c
     with pytest.raises(DataError) as error:
         load(str(save_npz(tmp_path, **changes)), tmp_path)
     assert all(word in str(error.value) for word in ["my.npz", *words]), error.value
+
+
+def scales(train: np.ndarray, test: np.ndarray) -> str:
+    """What is said of images with these values."""
+    arrays = {"x_train": train, "y_train": np.arange(20) % 2, "x_test": test, "y_test": [0, 1] * 4}
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    return "".join(files.from_arrays("my.npz", arrays, Reading()).notes)
+
+
+def test_test_images_of_another_scale_than_the_training_images_are_named():
+    g = np.random.default_rng(0)
+    x, normal = g.random((20, 1, 8, 8), np.float32), g.normal(size=(20, 1, 8, 8))
+    images = {"0..1": x, "0..255": 255 * x, "standardised": 3 * x - 1.5, "-1..1": 2 * x - 1}
+    for train, test in (
+        *(("0..1", "0..255"), ("0..255", "0..1"), ("standardised", "0..1"), ("0..1", "-1..1")),
+        *(("0..255", "-1..1"), ("-1..1", "0..255")),
+    ):
+        line = scales(images[train], images[test][:8])
+        assert line.startswith("my.npz: x_train from ") and "but x_test from" in line, (train, test)
+    assert "scale both alike" in scales((255 * x).astype(np.uint8), x[:8].astype(np.uint8))
+    for train, test in (
+        *((part, 0.7 * part[:8]) for part in images.values()),
+        *((normal, normal[:8]), (normal, abs(normal[:8])), (30 * normal, abs(30 * normal[:8]))),
+        *((x, 40 * x[:8]), (normal[:, :, :1], 255 * x[:8, :, :1]), (1e4 * x, x[:8])),
+        (abs(0.4 + 0.3 * normal), 0.4 + 0.3 * normal[:8]),
+        (255 * x[:, 0, 0], x[:8, 0, 0]),  # a table
+    ):
+        assert scales(train, test) == ""
 
 
 def test_a_label_outside_the_named_classes_is_refused(tmp_path):
