@@ -9,6 +9,7 @@ from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.paths import regular
 from hpcfed.core.registry import find
 from hpcfed.core.rng import stream
+from hpcfed.core.wording import join_few
 from hpcfed.data import PARTITIONS, Scheme, schemes
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.modalities import labelled
@@ -16,6 +17,8 @@ from hpcfed.data.partition_file import Partition
 from hpcfed.data.sampling import limit, long_tail, mirror, public
 from hpcfed.data.schemes import ClientRows
 from hpcfed.data.user_arrays import readable
+
+FEW = 8  # users that a message names
 
 
 def dirichlet(
@@ -117,6 +120,14 @@ def _of_users(data: DataSet, part: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.isin(data.test.users, np.unique(data.train.users[part])))
 
 
+def users_without_training(data: DataSet) -> list[str]:
+    """Return the names of the users who have test examples of their own, but none for training."""
+    if not data.own_tests or data.train.users is None or data.test.users is None:
+        return []
+    users = np.setdiff1d(data.test.users, data.train.users).tolist()
+    return [data.user_names[user] if data.user_names else str(user) for user in users]
+
+
 def _frequent(train: Split, pool: np.ndarray, settings: Data) -> np.ndarray:
     """Return those of the pool whose users have as many examples there as the job requires."""
     if not settings.least:
@@ -204,7 +215,15 @@ def _draw(
                 f"data.{why}, but these data name no users; set columns.client to a column, or "
                 f"take another partition, by label"
             )
-        labels = np.unique(train.users[pool], return_inverse=True)[1]
+        ids, labels = np.unique(train.users[pool], return_inverse=True)
+        absent = users_without_training(data) if scheme.by_user else []
+        if absent and len(ids) < clients // settings.clients_per_domain:
+            raise DataError(
+                f"the training examples come from {len(ids)} users, but the job has {clients} "
+                f"clients: {join_few(absent, FEW)} has test examples alone; move some of them to "
+                f"the training part, or take at most "
+                f"{len(ids) * settings.clients_per_domain} clients"
+            )
     values = [getattr(settings, name) for name in scheme.fields]
     values = [read_shares(value) if isinstance(value, Path) else value for value in values]
     parts = scheme.load()(labels, clients, *values, stream(seed, "partition", *key))

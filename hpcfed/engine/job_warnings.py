@@ -11,7 +11,7 @@ from hpcfed.config.effects import fields_in_vain
 from hpcfed.config.sections import Data
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import DATASETS, PARTITIONS
-from hpcfed.data.partition import Partition
+from hpcfed.data.partition import Partition, users_without_training
 from hpcfed.engine.world import natural_clients
 from hpcfed.results.summary import data_name
 
@@ -28,6 +28,7 @@ def warnings(job: Job, world: World) -> tuple[str, ...]:
         *world.data.notes,
         *merged_users(job, world),
         *odd_labels(job, world),
+        *only_tests(job, world),
         *without_tests(job, world),
         *texts_in_vain(job, world),
         *odd_settings(job),
@@ -86,7 +87,33 @@ def odd_labels(job: Job, world: World) -> list[str]:
             f"{job.data.partition!r} shares the examples out otherwise; set data.partition = "
             f"'natural' for one client each"
         )
+    elif not (built_in or used) and (users := unused_users(job, world)):
+        lines.append(
+            f"{name}: names {count_noun(users, 'user')}, but data.partition = "
+            f"{job.data.partition!r}, the default, shares the examples out otherwise; set "
+            f"data.partition = 'natural' and clients = {users} for one client each"
+        )
     return lines
+
+
+def unused_users(job: Job, world: World) -> int:
+    """Return the number of natural clients of the training examples, if the job ignores them."""
+    usual = job.data.partition == Data.model_fields["partition"].default
+    ignored = usual and not (job.data.partition_file or job.data.domains or job.evaluate.unseen)
+    users = world.data.train.users if ignored else None
+    return 0 if users is None else len(np.unique(users))
+
+
+def only_tests(job: Job, world: World) -> list[str]:
+    """Return a warning if natural clients have test examples alone, on which nobody is tested."""
+    names = users_without_training(world.data)
+    if job.data.partition != "natural" or job.data.name in DATASETS or not names:
+        return []
+    return [
+        f"{data_name(job.data.model_dump())}: {job.columns.client or 'user'} "
+        f"{join_few(names, FEW)} has test examples alone, on which no client is tested; move some "
+        f"of them to the training part, or leave them out"
+    ]
 
 
 def without_tests(job: Job, world: World) -> list[str]:

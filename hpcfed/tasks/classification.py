@@ -180,11 +180,21 @@ class Classification(Task):
 
         Raises DataError for a label outside the names; without names, for a label >= n.
         """
-        most = len(parts[0]) if names is None else len(names)
-        below(parts[0], most, where[0])
-        C = int(parts[0].max()) + 1 if names is None else len(names)
+        if names is None:
+            below(parts[0], len(parts[0]), where[0])
+            C = int(parts[0].max()) + 1
+            advice = (
+                f"the training labels are 0..{C - 1}: give each class a training example, or name "
+                f"all classes (classes); for numbers to predict set data.task = 'regression'"
+            )
+        else:
+            C = len(names)
+            advice = (
+                f"labels lie in 0..{C - 1}, as the classes are {join_few(names, FEW)}; correct the "
+                f"label, or name all classes"
+            )
         for y, place in zip(parts, where, strict=True):
-            below(y, C, place)
+            first_bad(y, y >= C, place, advice)
         return tuple(map(str, range(C) if names is None else names))
 
     def strata(self, y: np.ndarray) -> np.ndarray:
@@ -201,10 +211,16 @@ class Classification(Task):
         number = np.bincount(y, minlength=len(names))
         odd = []
         if (empty := np.flatnonzero(number == 0).tolist()) and not complete:
+            numbered = tuple(names) == tuple(map(str, range(len(names))))
+            advice = (
+                "labels are expected to be 0, 1, 2, ... without gaps: renumber them if these "
+                "classes do not exist"
+                if numbered
+                else "check the labels and their spelling, or leave these classes out"
+            )
             odd.append(
                 f"{len(empty)} of {len(names)} classes have no training example "
-                f"({join_few(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
-                f"renumber them if these classes do not exist"
+                f"({join_few([names[c] for c in empty], FEW)}); {advice}"
             )
         if np.count_nonzero(number) == 1:
             only = names[int(number.argmax())]

@@ -77,7 +77,7 @@ WRONG = {  # what replaces or joins the arrays, and what the message holds
     ),
     "labels_new": (
         {"y_test": Y + 4},
-        ["y_test: value 4 at index 0; a label lies in 0..C-1, and C is at most 4"],
+        ["y_test: value 4 at index 0; the training labels are 0..3"],
     ),
     "labels_complex": ({"y_train": Y * 1j}, ["y_train: dtype complex128 is not a label"]),
     "test_halved": ({"x_test": None}, ["has no x_test"]),

@@ -167,7 +167,11 @@ def test_without_a_test_split_a_fixed_stratified_fifth_is_held_out(tmp_path):
         (changed("y_train", 7, 0.5), ["y_train", "0.5", "index 7"]),
         (changed("y_train", 7, np.nan), ["y_train", "nan", "index 7"]),
         (changed("y_train", 7, 1000), ["y_train", "1000", "index 7"]),
-        ({"y_test": np.full(8, 2)}, ["y_test", "value 2", "index 0"]),
+        ({"y_test": np.full(8, 2)}, ["y_test", "value 2", "index 0", "training labels are 0..1"]),
+        (
+            {"y_test": np.full(8, 2), "classes": np.array(["cat", "dog"])},
+            ["y_test", "value 2", "index 0", "0..1, as the classes are cat, dog"],
+        ),
         ({"y_train": np.arange(19) % 2}, ["y_train", "[19]", "20 examples"]),
         ({"y_train": np.array(["a"] * 20)}, ["y_test", "other labels are words"]),
         ({"y_train": None}, ["has no y_train"]),

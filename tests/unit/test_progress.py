@@ -3,14 +3,18 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core import progress, tables
+from hpcfed.core.errors import DataError
 from hpcfed.core.progress import track
 from hpcfed.data.partition_file import Partition
+from hpcfed.engine.decide import world
 from hpcfed.engine.job_warnings import (
     merged_users,
     odd_labels,
@@ -122,6 +126,45 @@ def test_each_suspicious_label_causes_one_warning(labels, classes, parts, messag
     context.partition = "classes"  # there it is meant
     warnings = odd_labels(job, SimpleNamespace(data=data, partition=partition))
     assert not any("have one label" in line for line in warnings)
+
+
+def warnings_about(folder: Path, *flags: str, **arrays: Any) -> str:
+    """What is said about 24 images of 4 users, for training and for tests, with other arrays."""
+    images = {"x": np.eye(24)[:, None], "y": np.arange(24) % 2, "users": np.arange(24) // 6}
+    both = {f"{name}_{part}": v for name, v in images.items() for part in ("train", "test")}
+    np.savez(folder / "mine.npz", **both | arrays)
+    words = ["--algorithm.name", "fedavg", "--models.mix", "mlp", *flags]
+    job = load([*words, "--data.name", str(folder / "mine.npz")])
+    return "\n".join(world(job, Serial()).warnings)
+
+
+def test_users_whom_the_default_partition_ignores_are_named(tmp_path):
+    said = warnings_about(tmp_path, "--clients", "3")
+    assert "mine.npz: names 4 users, but data.partition = 'dirichlet', the default, " in said
+    assert "set data.partition = 'natural' and clients = 4" in said
+    for flags in (("--data.partition", "natural"), ("--data.partition", "iid")):
+        assert "users" not in warnings_about(tmp_path, "--clients", "4", *flags)
+
+
+def test_users_with_test_examples_alone_are_named(tmp_path):
+    clinics = np.array(["bonn", "cork", "lund", "york"])[np.arange(24) // 6]
+    natural = "--data.partition", "natural", "--clients"
+    arrays = {"users_train": np.where(clinics == "lund", "york", clinics), "users_test": clinics}
+    arrays |= {"own_tests": 1}
+    said = warnings_about(tmp_path, *natural, "3", **arrays)
+    assert "user lund has test examples alone, on which no client is tested" in said
+    assert "test examples alone" not in warnings_about(tmp_path, *natural, "4", own_tests=1)
+    with pytest.raises(
+        DataError, match="come from 3 users, but the job has 4 .*: lund has test ex"
+    ):
+        warnings_about(tmp_path, *natural, "4", **arrays)
+
+
+def test_a_class_without_training_examples_has_its_name():
+    assert Classification().oddities(np.array([0, 0, 1, 1]), ("cat", "dog", "emu"), False) == [
+        "1 of 3 classes have no training example (emu); check the labels and their spelling, or "
+        "leave these classes out"
+    ]
 
 
 def test_a_delta_that_hides_no_single_client_is_reported():
