@@ -28,6 +28,7 @@ from hpcfed.engine.fault_tolerance.snapshot import items
 from hpcfed.engine.hook_effects import HookEffects, class_values
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
+from hpcfed.engine.watched_tests import describe_reads, watch_tests
 from hpcfed.storage import tree
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def certain(error: Exception) -> bool:
 def perform(job: Job, world: World) -> list[str]:
     """Run the job, and return warnings about its method's hooks."""
     fed = federation(job, Serial(), world)
-    fed.warnings.quiet = True
+    fed.warnings.quiet, lines = True, watch_tests(fed)
     effects, values = HookEffects(fed), class_values(job.algorithm)
     fed.transforms.insert(0, effects)
     try:
@@ -84,7 +85,7 @@ def perform(job: Job, world: World) -> list[str]:
             rounds.finish()
     finally:
         fed.store.close()
-    return list(effects.warnings(values))
+    return [*effects.warnings(values), *describe_reads(lines)]
 
 
 def check_saved(rounds: Rounds) -> None:

@@ -399,6 +399,19 @@ def test_a_method_that_draws_and_keeps_views_has_the_same_bits_after_a_resume(tm
     assert digest(Path(long)) == digest(Path(short))
 
 
+def test_a_method_that_trains_on_the_test_examples_is_named_with_its_line(module, capsys):
+    sent = "sent = super().local(fed, client, state, t)\n    "
+    evaluated = "with torch.no_grad():\n        client.test.batch(client.test.rows[:1] * 0)\n    "
+    trained = "client.train = client.test\n    "
+    for body, expected in ((sent + evaluated, False), (trained + sent, True)):
+        text = method(LOCAL + body + "return sent")
+        name = module(text)
+        words = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]
+        assert main([*words, "--out", f"runs/{name}"]) == 0
+        place = f"{name}.py, line {line(text, 'sent = super')}: client.test is read with gradients"
+        assert (place in capsys.readouterr().err) == expected
+
+
 def test_a_hook_may_call_its_parameters_as_it_likes(module):
     call = "return super().local(world, holder, given, r)"
     name = module(method(f"def local(self, world, holder, given, r):\n    {call}"))
