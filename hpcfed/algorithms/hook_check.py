@@ -18,10 +18,15 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError, PydanticUndefined, to_jsonable_python
 from torch import Tensor
 
 from hpcfed.algorithms.base import Method, RoundBased, is_plain
 from hpcfed.algorithms.events import EventBased
+from hpcfed.config.fields import default_of, kind_of
+from hpcfed.config.validation_messages import reason
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.inputs import count
@@ -30,6 +35,7 @@ from hpcfed.core.wording import join_few
 from hpcfed.federation.upload import Upload
 
 LIBRARIES = {"hpcfed", "pydantic", "builtins", "abc", "typing"}  # whose classes are not the user's
+SCALARS = ("int", "float", "bool", "str")
 CHOICES = {  # valid values of declarations
     "accepts": ("one architecture", "widths", "depths", "a common head", "any models"),
     "needs": ("public", "proxy", "server"),
@@ -69,6 +75,7 @@ def mistakes(cls: type) -> Iterator[str]:
         for name, value in list(vars(c).items()):
             if not name.startswith("_") and name not in pydantic_names(cls):
                 yield from hook(c, name, value, base, used, replaced)
+    yield from defaults(cls, theirs)
 
 
 def is_users(cls: type) -> bool:
@@ -117,6 +124,49 @@ def declarations(cls: type, base: type) -> Iterator[str]:
         for one in value if isinstance(value, tuple) else (value,):
             if not isinstance(one, property) and one not in valid:
                 yield f"{place}: {name}: {unknown('value', one, valid)}"
+
+
+def defaults(cls: type, theirs: list[type]) -> Iterator[str]:
+    """Yield which fields have a default that a job cannot hold, or that is not of their type.
+
+    A run with such a default could not be resumed, because its stored job is checked.
+    theirs: the user's classes among cls and its bases.
+    """
+    owner = {name: c for c in theirs[::-1] for name in vars(c).get("__annotations__", ())}
+    model_fields: Mapping[str, FieldInfo] = cls.model_fields  # type: ignore[attr-defined]
+    where = {name: user_code.line_of(owner[name]) for name in owner if name in model_fields}
+    for name, place in where.items():
+        value = default_of(model_fields[name])
+        try:
+            to_jsonable_python(None if value is PydanticUndefined else value)
+        except PydanticSerializationError:
+            what = f"the field {name} has the default {value!r:.60}"
+            yield f"{place}: {what}, which {user_code.no_value(name, value)}"
+    try:
+        cls()
+    except ValidationError as error:
+        for one in error.errors():
+            name = str(one["loc"][0]) if one["loc"] else ""
+            if name in where and not absent(one):
+                yield f"{where[name]}: {wrong_default(name, model_fields[name], one)}"
+
+
+def absent(error: Mapping[str, Any]) -> bool:
+    """Return whether a field has no default, or none without another field that must be given."""
+    return len(error["loc"]) == 1 and error["type"] in ("missing", "default_factory_not_called")
+
+
+def wrong_default(name: str, field: FieldInfo, error: Mapping[str, Any]) -> str:
+    """Return the message for a default that its field does not take."""
+    value, kind = default_of(field), kind_of(field.annotation)
+    value = error["input"] if value is PydanticUndefined else value
+    other = f"{kind} | None" if value is None else type(value).__name__
+    advice = "write another default"
+    if kind in SCALARS and other != kind and (value is None or other in SCALARS):
+        advice += f", or another type: `{name}: {other} = {value!r}`"
+    return (
+        f"the field {name} is {kind}, but its default is {value!r:.60}: {reason(error)}; {advice}"
+    )
 
 
 def hook(

@@ -9,10 +9,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from hpcfed.config.conditions import Check, Scope, UsedIf, conditions, value_text
-from hpcfed.config.fields import is_part
+from hpcfed.config.fields import default_of, is_part
 from hpcfed.config.layers import STORED, Layer, has
 from hpcfed.core.errors import ConfigError
 from hpcfed.storage.fields import flat
@@ -186,13 +186,15 @@ def defaults(job: Job) -> dict[str, Any]:
 def table_defaults(table: str, section: type[BaseModel]) -> dict[str, Any]:
     """Return the defaults of the fields of a table that are no tables, by dotted name.
 
+    Fields without a default, or whose default other fields decide, are left out.
+
     table: its name; "" for the job.
     """
     above = f"{table}." if table else ""
     return {
-        f"{above}{name}": to_jsonable_python(field.get_default(call_default_factory=True))
+        f"{above}{name}": to_jsonable_python(default)
         for name, field in section.model_fields.items()
-        if not field.is_required() and not is_part(field.annotation)
+        if not is_part(field.annotation) and (default := default_of(field)) is not PydanticUndefined
     }
 
 

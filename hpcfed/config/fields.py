@@ -9,6 +9,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from hpcfed.config.limits import kinds_of
 
@@ -57,6 +59,13 @@ def annotation_of(model: type[BaseModel], path: Sequence[str]) -> Any:
     table = section(model, path[:-1])
     field = table.model_fields.get(path[-1]) if table else None
     return field.annotation if field else None
+
+
+def default_of(field: FieldInfo) -> Any:
+    """Return a field's own default; PydanticUndefined if it has none, or if other fields decide."""
+    if getattr(field, "default_factory_takes_validated_data", False):
+        return PydanticUndefined
+    return field.get_default(call_default_factory=True)
 
 
 def is_switch(annotation: Any) -> bool:

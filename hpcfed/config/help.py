@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from hpcfed.config.conditions import meaning
 from hpcfed.config.fields import (
+    default_of,
     field_names,
     format_flag_value,
     is_part,
@@ -236,9 +237,7 @@ def value(job: Job, name: str) -> str:
 
 def usual(info: FieldInfo) -> str:
     """Return a field's own default, without job files, presets and flags."""
-    default = info.get_default(call_default_factory=True)
-    return (
-        "must be given"
-        if default is PydanticUndefined
-        else format_flag_value(to_jsonable_python(default))
-    )
+    default = default_of(info)
+    if default is not PydanticUndefined:
+        return format_flag_value(to_jsonable_python(default))
+    return "must be given" if info.is_required() else "follows from other fields"

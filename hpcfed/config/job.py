@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
-from pydantic import ConfigDict, Field, NonNegativeInt, PrivateAttr, create_model
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+)
 
 from hpcfed.config import methods
 from hpcfed.config.adapt import Adapt
@@ -319,9 +326,8 @@ def job_model(name: str) -> type[Job]:
 @cache
 def model_with(algorithm: type[Section]) -> type[Job]:
     """Return the class of jobs with this algorithm."""
-    default = (
-        ...
-        if any(field.is_required() for field in algorithm.model_fields.values())
-        else algorithm()
-    )
+    try:
+        default: Any = algorithm()
+    except ValidationError:  # parameters that must be given: one, or at least one of several
+        default = ...
     return create_model("Job", __base__=Job, algorithm=(algorithm, default))

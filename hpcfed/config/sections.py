@@ -33,7 +33,9 @@ class Section(Limited):
     The text under each field is its help.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
+    )
 
 
 # the data are divided among clients, who do not make their own; by a partition drawn here

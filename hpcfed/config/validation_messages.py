@@ -42,12 +42,19 @@ def one(e: Any, model: type[BaseModel], layers: Sequence[Layer]) -> str:
     if e["type"] == "extra_forbidden" and (table := section(model, path[:-1])):
         return f"{place}: {no_field(path[-1], table)}"
     if e["type"] == "value_error":  # a check of hpcfed's own, whose message is complete
-        return f"{place}: {e['ctx']['error']}"
+        return f"{place}: {reason(e)}"
     if e["type"] == "missing" and isinstance(e["loc"][-1], int):
         return f"{place}: takes {count(model, path)} values, got {len(e['input'])}"
     if e["type"] == "missing":
         return f"{place}: must be given; the method has no default for it"
-    return f"{place}: {e['msg'][:1].lower()}{e['msg'][1:]}, got {e['input']!r}"
+    return f"{place}: {reason(e)}, got {e['input']!r}"
+
+
+def reason(e: Any) -> str:
+    """Return why pydantic refuses a value: `input should be greater than 0`."""
+    if e["type"] == "value_error":
+        return str(e["ctx"]["error"])
+    return f"{e['msg'][:1].lower()}{e['msg'][1:]}"
 
 
 def count(model: type[BaseModel], path: Sequence[str]) -> int:

@@ -34,6 +34,7 @@ LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
 # parts of pydantic's messages: a field with an unimported or an unsuitable type
 UNDEFINED = re.compile(r"define `(\w+)`")
 UNKNOWN = re.compile(r"schema for <class '([\w.]+)'>")
+HOLDS = "a field is a number, a text, true or false, or a tuple of these"
 
 
 class OwnError(ConfigError):
@@ -259,10 +260,20 @@ def field_refusal(error: PydanticUserError, place: str) -> str:
         return f"{place}: a field has the type {name[1]}, which is not imported"
     if error.code in (None, "schema-for-unknown-type") and (name := UNKNOWN.search(error.message)):
         return (
-            f"{place}: a field has the type {name[1]}, which a job cannot hold; a field is a "
-            f"number, a text, true or false, or a tuple of these; tensors belong into the state"
+            f"{place}: a field has the type {name[1]}, which a job cannot hold; {HOLDS}; tensors "
+            f"belong into the state"
         )
     return f"{place}: {error.message.splitlines()[0]}"
+
+
+def no_value(name: str, value: Any) -> str:
+    """Return the end of a message, after "which", for a value that no field of a job can have."""
+    advice = "tensors belong into the state"
+    if callable(value):
+        word = getattr(value, "__name__", "")
+        word = word if word.isidentifier() else "name"  # of a lambda
+        advice = f"write `{name}: str = {word!r}` and look the function up by its name"
+    return f"a job cannot hold; {HOLDS}; {advice}"
 
 
 @contextmanager

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from hpcfed.config.layers import merge
 from hpcfed.config.load import Given
 from hpcfed.config.methods import ALGORITHMS, module_of, name_of
+from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import join_few
 from hpcfed.data import datasets
 from hpcfed.launch.given_data import ARRAYS, GivenData, convert
+from hpcfed.storage.fields import flat
 
 NAMED = (  # classes and functions
     *("algorithm.name", "models.mix", "models.proxy", "models.server"),
@@ -70,6 +73,7 @@ class Call:
             self.data.append(converted)
             tables["data"] = data | {"name": converted.file}
             tables = merge(dict(converted.fields), tables)
+        refuse_functions(tables)
         return tables
 
     def name(self, field: str, thing: Any) -> Any:
@@ -148,7 +152,7 @@ def as_table(value: Any) -> dict[str, Any]:
     if isinstance(value, dict) and not is_data(value):
         return value
     if isinstance(value, BaseModel):
-        return {**value.model_dump(mode="json", exclude_unset=True), "name": type(value)}
+        return {**value.model_dump(exclude_unset=True), "name": type(value)}
     return {"name": value}
 
 
@@ -162,6 +166,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): plain(v) for name, v in value.items()}
     return value.item() if isinstance(value, np.generic) else value
+
+
+def refuse_functions(tables: dict[str, Any]) -> None:
+    """Raise ConfigError for a value of a method's field that no job can hold."""
+    for path, value in flat({"algorithm": tables.get("algorithm")}).items():
+        try:
+            to_jsonable_python(value)
+        except PydanticSerializationError as error:
+            name = path.rpartition(".")[2]
+            raise ConfigError(
+                f"hpcfed.run: {path} = {value!r:.60}, which {user_code.no_value(name, value)}"
+            ) from error
 
 
 def importable(thing: Any, module: str, name: str) -> bool:

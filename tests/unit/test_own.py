@@ -15,7 +15,10 @@ import torch
 from torch import nn
 
 import hpcfed
+from hpcfed.config.help import help
 from hpcfed.config.job import algorithm_model
+from hpcfed.config.load import load
+from hpcfed.config.words import CommandLine
 from hpcfed.core import rng, user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine import decide
@@ -29,12 +32,13 @@ from tests import limits
 
 NUMBER = count()
 HEAD = """
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
-from pydantic import field_validator
+from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 from torch import nn
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.core.params import Mean, Params
@@ -84,6 +88,34 @@ CLASSES = {
     ),
     "no type": ("lam = 0.1", "class Mine", "`lam = 0.1`. All model fields require a type"),
     "no field": ("lam: torch.Tensor = None", "class Mine", "torch.Tensor, which a job cannot hold"),
+    "default": (
+        "mu: int = 0.1",
+        "class Mine",
+        "the field mu is int, but its default is 0.1: input should be a valid integer, got a "
+        "number with a fractional part; write another default, or another type: `mu: float = 0.1`",
+    ),
+    "default none": ("mu: float = None", "class Mine", "another type: `mu: float | None = None`"),
+    "default range": (
+        "mu: NonNegativeFloat = -1.0",
+        "class Mine",
+        "its default is -1.0: input should be greater than or equal to 0; write another default",
+    ),
+    "default beside one that must be given": (
+        "lam: float\nmu: float = 'a'",
+        "class Mine",
+        "the field mu is float, but its default is 'a'",
+    ),
+    "function": (
+        "act: Callable = torch.relu",
+        "class Mine",
+        "which a job cannot hold; a field is a number, a text, true or false, or a tuple of these; "
+        "write `act: str = 'relu'`",
+    ),
+    "function of a factory": (
+        "act: Any = Field(default_factory=lambda: torch.relu)",
+        "class Mine",
+        "the field act has the default <built-in method relu",
+    ),
     "not imported": (
         "lam: 'NonNegative' = 0.1",
         "class Mine",
@@ -159,6 +191,44 @@ def test_helpers_validators_private_names_and_hooks_that_the_class_calls_itself_
         pass
     """
     assert algorithm_model(f"{module(method(body))}:Mine")().mu == 0.1
+
+
+def test_defaults_may_be_computed_depend_on_other_fields_and_need_a_choice(module):
+    body = """
+    mu: float = 1
+    steps: int | None = None
+    betas: tuple[float, ...] = [0.9, 0.99]
+    sizes: list[int] = []
+    half: float = Field(default_factory=lambda data: data["mu"] / 2)
+    a: float = 0.0
+    b: float = 0.0
+
+    @model_validator(mode="after")
+    def chosen(self):
+        if self.a + self.b == 0:
+            raise ValueError("give a or b")
+        return self
+    """
+    name = f"{module(method(body))}:Mine"
+    words = ["--algorithm.name", name, "--models.mix", "mlp"]
+    with pytest.raises(ConfigError, match="^algorithm: give a or b$"):
+        load(words)
+    job = load([*words, "--algorithm.a", "1", "--algorithm.mu", "3"])
+    assert job.algorithm.half == 1.5 and job.algorithm.betas == (0.9, 0.99)
+    assert "follows from other fields" in help(
+        CommandLine.parse([*words, "--algorithm.a", "1", "--help", "algorithm.half"])
+    )
+
+
+def test_a_function_as_a_value_of_a_field_is_one_message_in_python_too(module):
+    name = module(method("act: Any = None"))
+    mine = import_module(name).Mine
+    refusal = (
+        "^hpcfed.run: algorithm.act = .*relu.*, which a job cannot hold; .*`act: str = 'relu'`"
+    )
+    for algorithm in (mine(act=torch.relu), {"name": mine, "act": torch.relu}):
+        with pytest.raises(ConfigError, match=refusal):
+            hpcfed.run(algorithm=algorithm, models={"mix": ["mlp"]})
 
 
 # By name: a file, or None for the name alone; the name; what the message must hold.
