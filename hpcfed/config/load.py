@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ from pydantic import ValidationError
 from hpcfed.comm.connect import detect_launcher
 from hpcfed.config.check import check, check_fields
 from hpcfed.config.effects import Effects, Idle
-from hpcfed.config.fields import annotation_of, read_text, section
+from hpcfed.config.fields import annotation_of, format_flag_value, read_text, section
 from hpcfed.config.files import (
     DEFAULT_ALGORITHM as DEFAULT_ALGORITHM,
 )
@@ -31,16 +33,26 @@ from hpcfed.config.layers import CALL, PREFIX, STORED, Layer, environment, merge
 from hpcfed.config.methods import ALGORITHMS, with_registered_name
 from hpcfed.config.sections import Data
 from hpcfed.config.validation_messages import explain, no_field
-from hpcfed.config.words import CommandLine
+from hpcfed.config.words import CommandLine, flag
+from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError, format_error
 from hpcfed.core.exit_status import WRONG
-from hpcfed.core.registry import find, refuse_import
+from hpcfed.core.registry import find, outside, refuse_import
 from hpcfed.storage.fields import Fields, at, flat, nested
 
 MODULE = re.compile(r"[\w.]+:\w+")  # the user's own method or model
 DEFAULT = "the embedded job"
 MODELS = "--models.mix (models.proxy, models.server)"
 METRICS = "--evaluate.metrics"
+# fields that may name the user's own code
+OWN_CODE = (
+    "algorithm.name",
+    "models.mix",
+    "models.proxy",
+    "models.server",
+    "evaluate.metrics",
+    "on_round",
+)
 OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
 
 
@@ -357,6 +369,22 @@ def user_names(layers: Iterable[Layer]) -> set[str]:
     """Return all "module:attribute" that a user gives in these layers, in any field."""
     texts = (str(value) for layer in layers for value in flat(layer.values).values())
     return {name for text in texts for name in MODULE.findall(text)}
+
+
+def continuing(job: Job, folder: Path) -> str:
+    """Return the flags with which a command continues the run in this folder.
+
+    Among them are all names of the user's own code, which a stored job alone does not import.
+    """
+    if user_code.LENT:  # no other process can import what a script or notebook defines
+        return "hpcfed.run(..., resume=True)"
+    words = ["--resume", str(folder)]
+    for name in OWN_CODE:
+        value = reduce(getattr, name.split("."), job)
+        names = list(value) if isinstance(value, tuple) else [value]
+        if any(base for one in names for base in outside(one)):
+            words += [flag(name), format_flag_value(names)]
+    return shlex.join(words)
 
 
 def again(stored: dict[str, Any], where: str, importable: Collection[str] = ()) -> Job:

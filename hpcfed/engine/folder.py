@@ -12,6 +12,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.collective_errors import on_all_ranks
+from hpcfed.config.load import continuing
 from hpcfed.config.write import without_call
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError, HpcfedError, may_pass
 from hpcfed.storage import checkpoint, names, results
@@ -135,7 +136,7 @@ def claim(job: Job, folder: Path) -> None:
     if not job.resume:
         if not job.overwrite and holds(folder):
             raise ConfigError(
-                f"out: {folder} holds a run already; continue it with --resume {folder}, "
+                f"out: {folder} holds a run already; continue it with {continuing(job, folder)}, "
                 "replace it with --overwrite, or give another --out"
             )
         with convert_write_errors(names.results_file(folder)):

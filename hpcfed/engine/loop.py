@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcfed.config.load import continuing
 from hpcfed.core.errors import WriteError, everywhere
 from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.engine import describe
@@ -123,8 +124,8 @@ class Loop:
         self.checkpoints.settle(needed=not self.checkpoints.saver.exists)
         if not self.output.failure:
             self.output.progress.say(
-                f"stopped by a signal after round {self.rounds.t}; continue with --resume "
-                f"{self.folder}"
+                f"stopped by a signal after round {self.rounds.t}; continue with "
+                f"{continuing(self.job, self.folder)}"
             )
         # if the disk refuses: what the checkpoint needs of the results is there already
         self.output.finish(STOPPED)
@@ -153,8 +154,8 @@ class Loop:
         if not self.checkpoints.saver.exists:
             raise everywhere(WriteError(refused))
         self.rounds.fed.warnings.say(
-            f"{refused}\n  the end is not on disk; make room, and continue with --resume "
-            f"{self.folder}"
+            f"{refused}\n  the end is not on disk; make room, and continue with "
+            f"{continuing(self.job, self.folder)}"
         )
         return RESUME_ME
 

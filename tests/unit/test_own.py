@@ -21,6 +21,7 @@ from hpcfed.config.load import load
 from hpcfed.config.words import CommandLine
 from hpcfed.core import rng, user_code
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.exit_status import RESUME_ME
 from hpcfed.engine import decide
 from hpcfed.main import main
 from hpcfed.models import build, represents, untrained
@@ -480,6 +481,37 @@ def test_a_method_that_trains_on_the_test_examples_is_named_with_its_line(module
         assert main([*words, "--out", f"runs/{name}"]) == 0
         place = f"{name}.py, line {line(text, 'sent = super')}: client.test is read with gradients"
         assert (place in capsys.readouterr().err) == expected
+
+
+STOP = """
+
+def stop(run, row):
+    if row["round"] == 1:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def share(outputs, labels):
+    return 0.5
+
+
+def small(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, num_classes))
+"""
+
+
+def test_a_stopped_run_says_with_which_words_it_continues_among_them_the_users_names(
+    module, capsys
+):
+    name = module("import signal\n" + method("mu: float = 0.1") + STOP)
+    words = shlex.split(
+        f"--clients 3 --data.train_limit 60 --rounds 2 --out 'my run' --algorithm.name {name}:Mine "
+        f"--models.mix {name}:small --on-round {name}:stop --evaluate.metrics {name}:share"
+    )
+    assert main(words) == RESUME_ME
+    [said] = [row for row in capsys.readouterr().out.splitlines() if row.startswith("stopped")]
+    flags = said.partition("after round 1; continue with ")[2]
+    assert main([*shlex.split(flags), "--quiet"]) == 0
+    assert len(hpcfed.load("my run")) == 2
 
 
 def test_a_hook_may_call_its_parameters_as_it_likes(module):

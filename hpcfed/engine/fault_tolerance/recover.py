@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm import ulfm
+from hpcfed.config.load import continuing
 from hpcfed.core.errors import WARNING, CheckpointError, HpcfedError, RankLost, printable
 from hpcfed.core.exit_status import FAULT, RESUME_ME
 from hpcfed.engine import folder
@@ -243,7 +244,7 @@ def end(course: Course, comm: Comm) -> int:
             printable(
                 f"hpcfed: {'; '.join(course.deaths)}; run.on_fault = {course.job.run.on_fault!r} "
                 f"ends the run here; "
-                f"continue with --resume {folder.of(course.job)}"
+                f"continue with {continuing(course.job, folder.of(course.job))}"
             ),
             file=sys.stderr,
             flush=True,
