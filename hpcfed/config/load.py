@@ -349,10 +349,7 @@ def implied_value(job: Job, source: str, name: str, value: Any) -> Any:
     table, _, last = name.partition(".")
     section = getattr(job, table)
     if last not in type(section).model_fields:
-        raise ConfigError(
-            f"{source}: [{table}] has no field {last!r}; fields are "
-            f"{', '.join(type(section).model_fields)}"
-        )
+        raise ConfigError(f"{source}: {name}: {no_field(last, type(section))}")
     try:
         return getattr(type(section).model_validate(section.model_dump() | {last: value}), last)
     except ValidationError as error:

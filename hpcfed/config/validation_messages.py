@@ -7,21 +7,36 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hpcfed.config.fields import annotation_of, kind_of, section
+from hpcfed.config.fields import annotation_of, field_names, kind_of, section
 from hpcfed.config.layers import Layer, origin
 from hpcfed.core.errors import nearest
 
 
 def no_field(name: str, fields: type[BaseModel] | Iterable[str]) -> str:
-    """Return the message for a field that does not exist: the nearest fields, and all of them."""
+    """Return the message for a field that does not exist: the nearest fields, and all of them.
+
+    fields: the class of a table, or dotted names of all fields.
+    """
     if isinstance(fields, type):
         takes = ", ".join(f"{n} ({kind_of(f.annotation)})" for n, f in fields.model_fields.items())
         names, takes = list(fields.model_fields), f"\n  {fields.__name__} takes: {takes}"
+        near, otherwise = same_last_part(name, field_names(fields)) or nearest(name, names), ""
     else:
         names, takes = list(fields), "\n  all fields: --help all"
-    near = nearest(name, names)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        table, _, last = name.rpartition(".")
+        of_method = f"; a field of the method is written algorithm.{last}"
+        otherwise = "" if table == "algorithm" else of_method
+        near = same_last_part(name, names) or nearest(name, names)
+        if table and not nearest(table, {other.rpartition(".")[0] for other in names}):
+            near = []  # the table may be the name of a method
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else otherwise
     return f"no field {name!r}{hint}{takes}"
+
+
+def same_last_part(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three of these dotted names with the last part of this one: local.lr for lr."""
+    last = name.rpartition(".")[2]
+    return [other for other in names if other.rpartition(".")[2] == last][:3]
 
 
 def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer]) -> str:

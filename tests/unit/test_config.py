@@ -258,6 +258,21 @@ def test_a_mistake_on_the_command_line_names_the_flag():
     assert message("--rounds") == "command line: --rounds: expected one argument"
 
 
+def test_a_field_without_its_table_is_named_with_it(job_file, monkeypatch):
+    assert "no field 'lr'; did you mean 'local.lr' or 'adapt.lr'?" in message("--lr", "0.1")
+    assert "no field 'data.lr'; did you mean 'local.lr'" in message("--data.lr", "0.1")
+    assert "lr: no field 'lr'; did you mean 'local.lr'" in message(job_file("lr = 0.1\n"))
+    monkeypatch.setenv("HPCFED_LR", "0.1")
+    assert "HPCFED_LR: no field 'lr'; did you mean 'local.lr'" in message()
+
+
+@pytest.mark.parametrize("name", ["mu", "fedprox.mu", "ProxHead.mu"])
+def test_a_field_of_a_method_is_named_with_its_table(name):
+    assert f"no field '{name}'; a field of the method is written algorithm.mu\n" in message(
+        "--algorithm.name", "fedprox", f"--{name}", "1"
+    )
+
+
 def test_a_mistake_in_the_environment_names_the_variable(monkeypatch):
     monkeypatch.setenv("HPCFED_DATA__ALPHA", "-1")
     assert message() == "environment: HPCFED_DATA__ALPHA: input should be greater than 0, got '-1'"
@@ -390,7 +405,11 @@ def test_defaults_of_a_method_come_before_the_embedded_job_and_after_what_a_user
 @pytest.mark.parametrize(
     ("defaults", "message"),
     [
-        ({"lrate": 0.05}, "default of wrong: [local] has no field 'lrate'; fields are "),
+        (
+            {"epoch": 2},
+            "default of wrong: local.epoch: no field 'epoch'; did you mean 'epochs'?",
+        ),
+        ({"local.lr": 0.05}, "no field 'local.lr'; did you mean 'lr'?"),
         ({"lr": -0.05}, "default of wrong: local.lr: input should be greater than 0, got -0.05"),
         ({"lr": "fast"}, "default of wrong: local.lr: "),
     ],

@@ -48,6 +48,18 @@ def test_methods_of_a_sweep_are_named_in_any_spelling():
     assert [name for name, _ in runs(*words)] == ["fedavg", "fedprox_mu=0.1", "fedprox_mu=1"]
 
 
+def test_a_field_of_a_users_method_is_named_with_the_file_of_its_class(tmp_path, monkeypatch):
+    (tmp_path / "own_of_a_sweep.py").write_text(
+        "from hpcfed import RoundBased\nclass Mine(RoundBased):\n    mu: float = 0.1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = [*HOMOGENEOUS, "--algorithm.name", "fedavg,own_of_a_sweep:Mine"]
+    named = [name for name, _ in runs(*words, "--own_of_a_sweep:Mine.mu", "1,2")]
+    assert named == ["fedavg", "own_of_a_sweep-Mine_mu=1", "own_of_a_sweep-Mine_mu=2"]
+    with pytest.raises(ConfigError, match="one of Mine alone --own_of_a_sweep:Mine.mu"):
+        runs(*words, "--Mine.mu", "1,2")
+
+
 def test_a_field_that_is_a_list_has_its_alternatives_between_semicolons():
     planned = runs("--models.mix", "mlp,cnn; cnn", "--local.betas", "0.5,0.999")
     assert planned == [
@@ -180,6 +192,7 @@ def test_names_of_runs_contain_values_and_are_those_of_folders():
         ),
         (["--algorithm.name", "fedavg,ditto", "--algorithm.lam", "1,2"], "as in --ditto.lam 0.1,1"),
         (["--algorithm.name", "fedavg,ditto", "--ditto.lan", "1,2"], "no field 'algorithm.lan'"),
+        (["--lr", "0.1,0.2"], "no field 'lr'; did you mean 'local.lr'"),
         (["--algorithm.name", "fedavg,fedprx"], "did you mean 'fedprox'"),
         (["--algorithm.name", "fedclassavg,fedavg"], "fedavg needs one architecture"),
         (["--seed", ",".join(map(str, range(1001)))], "more than 1,000 runs"),

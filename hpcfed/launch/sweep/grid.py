@@ -240,6 +240,11 @@ def own_field(name: str, methods: list[str]) -> tuple[str, str]:
             f"sweep: --{name}: the sweep runs {', '.join(methods)} and no {method}; add it to "
             f"--algorithm.name, or remove --{name}"
         )
+    for other in (other for other in methods if other.partition(":")[2] == method):
+        raise ConfigError(
+            f"sweep: --{name}: a field of all methods is written --algorithm.{field}, and one of "
+            f"{method} alone --{other}.{field}"
+        )
     return (f"algorithm.{field}", method) if method in methods else (name, "")
 
 
