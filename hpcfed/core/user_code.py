@@ -55,12 +55,15 @@ def load(field: str, name: str, form: str) -> Any:
     """
     where = f"{field} = {name!r}"
     module, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise ConfigError(
-            f"{where}: is not a name of the form {form}; mine:Mine is Mine of mine.py"
-        )
     if name in LENT:
         return LENT[name]
+    if not is_name(name) or is_file_name(module):
+        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        write = f"{dotted}:{attribute}"
+        raise ConfigError(
+            f"{where}: is not a name of the form {form}; "
+            f"{f'write {write}' if is_name(write) else 'mine:Mine is Mine of mine.py'}"
+        )
     register(where, module, form)
     try:
         # `algorithms.hook_check` refuses such fields with a message of its own
@@ -82,6 +85,21 @@ def load(field: str, name: str, form: str) -> Any:
         file = display_path(getattr(loaded, "__file__", None) or module)
         raise ConfigError(f"{where}: {file} has no {attribute!r}{hint}")
     return getattr(loaded, attribute)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text has the form of "module:attribute"."""
+    module, _, attribute = text.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
+
+
+def is_file_name(module: str) -> bool:
+    """Return whether this is mine.py, and not the module py of a package mine."""
+    above, _, last = module.rpartition(".")
+    if not above or last != "py":
+        return False
+    spec = specification(above.partition(".")[0])
+    return spec is None or not spec.submodule_search_locations
 
 
 @contextmanager

@@ -242,6 +242,8 @@ FILES = {
     "file": (CLASS, "{}s:Mine", "there is no {}s.py in "),
     "near": (CLASS, "{}s:Mine", "did you mean {}.py?"),
     "form": (CLASS, "..a:x", "is not a name of the form module:Class"),
+    "file name": (CLASS, "{}.py:Mine", "is not a name of the form module:Class; write {}:Mine"),
+    "path": (CLASS, "./sub/{}.py:Mine", "of the form module:Class; write sub.{}:Mine"),
     "empty": (CLASS, "{}:", "is not a name of the form module:Class"),
     "library": (CLASS, "os:system", "os is a module of Python's standard library"),
     "function": ("def Mine():\n    pass", "{}:Mine", "{}.py, line 1: Mine is not an algorithm"),
