@@ -63,13 +63,16 @@ def tail(path: Path, most: int) -> str:
 
 @contextmanager
 def output(path: Path, what: str) -> Iterator[None]:
-    """Raise ConfigError if the block cannot write to this path, or if it is not a file.
+    """Make the folder of a file that the block writes.
 
+    Raises ConfigError if the block cannot write to this path, or if it is not a file.
     what: what the user has asked to write, for the message.
     """
     try:
         if os.path.exists(path):
             regular(path)  # a pipe without a reader would never open
+        if not os.path.exists(path.parent):
+            path.parent.mkdir(parents=True)
         yield
     except OSError as error:
         why = error.strerror or error

@@ -251,7 +251,7 @@ def test_a_method_without_a_global_model_predicts_by_the_ensemble_and_says_so(tm
     roles = ("--columns.label", "sick", "--columns.inputs", "age")
     run = trained(tmp_path, patients(tmp_path), *roles, method="local")
     new, _ = only_tests(tmp_path / "patients.csv")
-    out = str(tmp_path / "out.csv")
+    out = str(tmp_path / "new" / "out.csv")
     assert main(["predict", str(run), str(new), "-o", out]) == 0
     assert "by the ensemble of all 4 clients' models" in capsys.readouterr().out
     assert set(read(Path(out))) == {"row", "id", "class", "probability_no", "probability_yes"}

@@ -116,8 +116,10 @@ def test_labels_are_shown_once_per_partition(tmp_path):
 
 
 def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_path):
-    with pytest.raises(ConfigError, match=r"absent.*curves\.png: cannot write.*No such file"):
-        plot([run], out=tmp_path / "absent" / "curves.png")
+    with pytest.raises(ConfigError, match=r"results.h5/curves\.png: cannot write.*Not a directory"):
+        plot([run], out=run / "results.h5" / "curves.png")
+    plot([run], out=tmp_path / "new" / "folder" / "curves.png")
+    assert (tmp_path / "new" / "folder" / "curves.png").stat().st_size
     with pytest.raises(ConfigError, match=r"no picture format '\.txt'.*\.png"):
         plot([run], out=tmp_path / "curves.txt")
     with pytest.raises(CheckpointError, match="absent"):

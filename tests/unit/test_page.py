@@ -351,8 +351,9 @@ def test_the_page_asks_no_host_and_runs_its_own_scripts_alone(tmp_path):
 def test_the_page_lies_in_the_folder_of_the_first_run(tmp_path):
     folder = stored(tmp_path / "a", record())
     assert report([folder / "results.h5"]) == str(folder / "report.html")
-    with pytest.raises(ConfigError, match=r"absent.*cannot write the page: No such file"):
-        report([folder], tmp_path / "absent" / "r.html")
+    assert report([folder], tmp_path / "new" / "r.html") == str(tmp_path / "new" / "r.html")
+    with pytest.raises(ConfigError, match=r"results.h5/r.html: cannot write the page: Not a dir"):
+        report([folder], folder / "results.h5" / "r.html")
     with pytest.raises(ConfigError, match=r"end it in \.html"):
         report([folder], tmp_path / "r.pdf")
     with pytest.raises(CheckpointError, match="absent"):

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcfed.core.paths import output
 from hpcfed.core.wording import count_noun
 from hpcfed.models import files
 from hpcfed.models.predictions import Ensemble, examples_for, predict
 from hpcfed.models.trained import GLOBAL
 from hpcfed.results.export import cells
 from hpcfed.results.trained.load import load_model
-from hpcfed.storage.atomic import convert_write_errors, instead
+from hpcfed.storage.atomic import instead
 
 if TYPE_CHECKING:
     from hpcfed.models.trained import Trained
@@ -44,7 +45,7 @@ def command(
     examples = examples_for(models[0].about, data, id, fill)
     n = 0
     with (
-        convert_write_errors(out),
+        output(out, "the predictions"),
         instead(out) as new,
         open(new, "w", newline="", encoding="utf-8") as file,
     ):
