@@ -9,6 +9,7 @@ from hpcfed.report.cases import MACHINE, SEED
 from hpcfed.report.formats import Shown
 from hpcfed.report.measures import View
 from hpcfed.results.run import Run
+from hpcfed.storage.record import RUN_ID
 
 PLUS_MINUS = {
     "seeds": "sample standard deviation (n - 1) over seeds",
@@ -18,14 +19,12 @@ PLUS_MINUS = {
 
 def cell(group: list[Run], view: View, seeds: int) -> Shown:
     """Return mean and deviation over the runs of a cell, with a note on missing ones."""
-    twice = {seed: name for seed, name in ((run.at([SEED]), run.name) for run in group)}
-    if len(twice) < len(group):
-        names = ", ".join(run.name for run in group)
-        differ = [name for name in MACHINE if len({run.at([name]) for run in group}) > 1]
-        apart = f", or tell them apart by --columns {','.join(differ)}" if differ else ""
-        raise ConfigError(
-            f"table: two runs of one cell have the same seed: {names}; give one of them{apart}"
-        )
+    by_seed: dict[tuple[str, ...], list[Run]] = {}
+    for run in group:
+        by_seed.setdefault(run.at([SEED]), []).append(run)
+    for runs in by_seed.values():
+        if len(runs) > 1:
+            raise same_seed(runs)
     numbers = [view.measure.of(run.record) for run in group if run.finished]
     present = [(mean, std) for mean, std in numbers if mean is not None]
     absent = [run.absence()[0] for run in group if not run.finished] + ["not recorded"] * (
@@ -50,6 +49,19 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
     )
     shown = "" if std is None else view.number(std)
     return Shown(view.number(mean), shown, note, mean, std, len(present), len(group))
+
+
+def same_seed(runs: list[Run]) -> ConfigError:
+    """Return the refusal of runs of one cell with one seed, of which only one may count."""
+    names = ", ".join(run.name for run in runs)
+    identities = {run.header.get(RUN_ID, "") if run.begun else "" for run in runs}
+    if len(identities) == 1 and "" not in identities:
+        return ConfigError(f"table: these are copies of one run: {names}; give one of them")
+    differ = [name for name in MACHINE if len({run.at([name]) for run in runs}) > 1]
+    apart = f", or tell them apart by --columns {','.join(differ)}" if differ else ""
+    return ConfigError(
+        f"table: {len(runs)} runs of one cell have the same seed: {names}; give one of them{apart}"
+    )
 
 
 def absence_note(absent: list[str], n: int, runs: int) -> str:

@@ -10,6 +10,7 @@ from hpcfed.machine.energy import OTHER
 from hpcfed.report.table import table
 from hpcfed.storage import sweep as store
 from hpcfed.storage.fields import flat, nested
+from hpcfed.storage.record import RUN_ID
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import End, Member, Sweep
 
@@ -40,16 +41,17 @@ def run(
     ranks: int = 1,
     seconds: float = 2.0,
     joules: float | None = None,
+    identity: str = "",
     **about: object,
 ) -> Path:
     """A run folder with these accuracies of two clients, round by round.
 
-    joules: of each rank in a round; None: not measured.
+    joules: of each rank in a round; None: not measured.  identity: of the run, which copies share.
     """
     folder.mkdir(parents=True)
     header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": "finished"}
     header |= {"ranks": ranks, "hardware": {"nodes": 1}, "versions": {"hpcfed": "0.1.0"}}
-    results = Results(folder, header, {})
+    results = Results(folder, header | {RUN_ID: identity}, {})
     for row in accuracies:
         cells = {
             "clients/accuracy": np.array(row),
@@ -277,8 +279,11 @@ def test_runs_that_differ_are_never_averaged(sweep):
 
 def test_the_same_run_counts_once_and_two_of_one_seed_are_refused(sweep, tmp_path):
     assert table([sweep, sweep / "fedavg_0.1_0"]) == table([sweep])
-    with pytest.raises(ConfigError, match=r"same seed: .*fedavg_0.1_0, .*again"):
-        table([sweep, run(tmp_path / "again", to_end(0.5), alpha=0.1)])
+    again = run(tmp_path / "again", to_end(0.5), alpha=0.1)
+    with pytest.raises(ConfigError, match=r"2 runs .* same seed: \S*fedavg_0.1_0, \S*again; give"):
+        table([sweep, again])
+    with pytest.raises(ConfigError, match=r"copies of one run: \S*/a, \S*/b; give one of them$"):
+        table([run(tmp_path / name, to_end(0.5), identity="x", seed=2) for name in "ab"] + [again])
 
 
 def test_runs_that_differ_only_in_ranks_are_columns_of_seconds(tmp_path):
