@@ -123,6 +123,7 @@ def load(
     """
     line = words if isinstance(words, CommandLine) else CommandLine.parse(words)
     job = resolve(line, stored, environ, arguments, only).job
+    refuse_both(job)
     check(job, stored=bool(job.resume))
     return job
 
@@ -147,8 +148,23 @@ def refuse_early(words: CommandLine) -> None:
     They are reported before torch is imported, which takes seconds.
     """
     job = load_without_method(words)
+    refuse_both(job)
     if not job.resume:
         check_fields(job)
+
+
+def refuse_both(job: Job) -> None:
+    """Raise ConfigError for a command or call that continues a run and also replaces it.
+
+    A job file may set overwrite for the runs that it starts, of which a flag continues one.
+    """
+    for layer in job._layers if job.resume and job.overwrite else ():
+        typed = layer.places or layer.name == CALL
+        if typed and {"resume", "overwrite"} <= layer.values.keys():
+            raise ConfigError(
+                f"{layer.place(['resume'])}: it continues the run in {job.resume}, and overwrite "
+                f"replaces it; give one of them"
+            )
 
 
 def load_without_method(

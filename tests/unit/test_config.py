@@ -12,7 +12,7 @@ from hpcfed.config.help import MAIN
 from hpcfed.config.help import help as help_of
 from hpcfed.config.job import Job
 from hpcfed.config.layers import merge
-from hpcfed.config.load import load, read
+from hpcfed.config.load import Given, load, read
 from hpcfed.config.words import CommandLine
 from hpcfed.core.errors import ConfigError
 
@@ -256,6 +256,20 @@ def test_a_mistake_on_the_command_line_names_the_flag():
         "command line: no field 'data.alfa'; did you mean 'data.alpha'"
     )
     assert message("--rounds") == "command line: --rounds: expected one argument"
+
+
+def test_a_command_that_continues_a_run_and_replaces_it_is_refused(job_file):
+    stored = {"algorithm": {"name": "fedavg"}, "models": {"mix": ["mlp"]}}
+    both = ["--resume", "runs/a", "--overwrite"]
+    refusal = "continues the run in runs/a, and overwrite replaces it; give one of them"
+    with pytest.raises(ConfigError, match=f"^command line: --resume: it {refusal}"):
+        load(both, lambda path: stored)
+    with pytest.raises(ConfigError, match=f"^hpcfed.run: resume: it {refusal}"):
+        call = Given(fields={"resume": "runs/a", "overwrite": True})
+        load([], lambda path: stored, arguments=call)
+    file = job_file("overwrite = true\n")  # of the runs that it starts
+    assert load([file, *both[:2]], lambda path: stored).resume == Path("runs/a")
+    assert load([*both, "--no-overwrite"], lambda path: stored).resume == Path("runs/a")
 
 
 def test_a_field_without_its_table_is_named_with_it(job_file, monkeypatch):

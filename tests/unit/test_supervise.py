@@ -174,6 +174,8 @@ def test_work_saved_within_the_first_round_is_continued(tmp_path):
     case.held(0, **{JOB_ID: "7"})
     assert main(case.words("--overwrite", options=("--job", "7"))) == 0
     assert case.starts() == ["--resume", "--resume"]
+    # a command that continues a run and replaces it is refused
+    assert ["--no-overwrite" in words for words in case.told()] == [False, True]
 
 
 @pytest.mark.parametrize("saved", [2, ROUNDS])

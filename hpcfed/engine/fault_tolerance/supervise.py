@@ -63,6 +63,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
     for restarts in range(job.run.max_restarts + 1):
         # what this process started has ended, and so have the batch jobs before this one
         over = ["--force"] if restarts or ours else []
+        over += ["--no-overwrite"] if "overwrite" in flags.flags and "--resume" in more else []
         with process.started([*words, *over, *more], "supervise") as child:
             status = as_shells_count(child.wait())
         # it has written results
