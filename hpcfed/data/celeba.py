@@ -20,13 +20,14 @@ from hpcfed.core.paths import regular
 from hpcfed.core.rng import stream
 from hpcfed.data.absent import absent
 from hpcfed.data.dataset import DataSet, Split
-from hpcfed.data.download import copy_existing, once
+from hpcfed.data.download import are_present, copy_existing, once
 from hpcfed.data.moments import moments
 from hpcfed.data.user_arrays import fits, readable
 from hpcfed.tasks.binary import Binary
 
 FOLDER, IMAGES = "celeba", "img_align_celeba"
 IDENTITY, ATTRIBUTES = "identity_CelebA.txt", "list_attr_celeba.txt"
+PARTS = (IDENTITY, ATTRIBUTES, IMAGES)  # in FOLDER
 ARCHIVES = (f"{IMAGES}.zip", "*.txt")  # what torchvision downloads, in FOLDER
 SIZE, LEAST, TRAIN = 84, 5, 0.9
 ASKED = "Smiling"
@@ -41,7 +42,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     Raises DataError.
     """
     folder = root / FOLDER
-    if not is_present(folder):
+    if not are_present(folder, PARTS):
         missing = absent(
             name,
             root,
@@ -51,7 +52,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
         if not download:
             raise missing
         try:
-            once(name, root, lambda: is_present(folder), lambda new: fetch(root, new))
+            once(name, root, lambda: are_present(folder, PARTS), lambda new: fetch(root, new))
         except Exception as error:  # torchvision and the network raise exceptions of any type
             raise DataError(
                 f"{missing}\n  the download: {error or type(error).__name__}"
@@ -77,10 +78,6 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
         task=Binary(),
         own_tests=True,
     )
-
-
-def is_present(folder: Path) -> bool:
-    return all(os.path.exists(folder / entry) for entry in (IDENTITY, ATTRIBUTES, IMAGES))
 
 
 def fetch(root: Path, folder: Path) -> None:

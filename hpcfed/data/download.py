@@ -56,6 +56,11 @@ def once(
         data_lock.release()
 
 
+def are_present(root: Path, files: Iterable[str]) -> bool:
+    """Return whether root has all of these files and folders."""
+    return all(os.path.exists(root / file) for file in files)
+
+
 def fetch_and_move(root: Path, fetch: Callable[[Path], object]) -> None:
     """Call fetch with a temporary folder in root, and move what it wrote to root."""
     folder = Path(mkdtemp(prefix=TEMPORARY, dir=root))

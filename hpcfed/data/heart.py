@@ -22,7 +22,7 @@ from hpcfed.core.rng import stream
 from hpcfed.data import check
 from hpcfed.data.absent import absent
 from hpcfed.data.dataset import DataSet, Split
-from hpcfed.data.download import once, retrieve
+from hpcfed.data.download import are_present, once, retrieve
 from hpcfed.data.user_arrays import Nodes, hdf5, readable, whole
 from hpcfed.tasks.binary import Binary
 
@@ -46,14 +46,14 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     natural client, with test examples of its own.
     Raises DataError.
     """
-    if is_present(root):
+    if are_present(root, FILES):
         rows = [read(root / file) for file in FILES]
     elif os.path.exists(root / FILE):
         rows = read_hdf5(root / FILE)
     else:
         if download:
             fetch(root)
-        if not is_present(root):
+        if not are_present(root, FILES):
             raise missing(name, root)
         rows = [read(root / file) for file in FILES]
     parts = [prepare(table, hospital) for hospital, table in enumerate(rows)]
@@ -70,10 +70,6 @@ def join(parts: list[Patients]) -> Split:
     return Split(x, y, hospital)
 
 
-def is_present(root: Path) -> bool:
-    return all(os.path.exists(root / file) for file in FILES)
-
-
 def missing(name: str, root: Path) -> DataError:
     return absent(name, root, f"{', '.join(FILES)}, or {FILE}", f"the files are at {URL}")
 
@@ -86,7 +82,7 @@ def fetch(root: Path, url: str = URL) -> None:
             retrieve(url + file, folder / file)
 
     try:
-        once("heart-disease", root, lambda: is_present(root), fetch_files)
+        once("heart-disease", root, lambda: are_present(root, FILES), fetch_files)
     except (OSError, ValueError) as error:
         raise DataError(f"{missing('heart-disease', root)}\n  the download: {error}") from error
 

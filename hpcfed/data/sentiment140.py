@@ -21,7 +21,7 @@ from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import files
 from hpcfed.data.dataset import READING, DataSet, Reading, Split
-from hpcfed.data.download import once, retrieve
+from hpcfed.data.download import are_present, once, retrieve
 from hpcfed.data.text import encode
 
 # 81 MB; not available by https
@@ -39,7 +39,7 @@ def load(name: str, root: Path, download: bool, how: Reading = READING) -> DataS
     hand. The author of a tweet is its user in the natural partition.
     Raises DataError that names the files, the folder and what to do.
     """
-    present, hdf5 = is_present(root), root / "sentiment140.h5"
+    present, hdf5 = are_present(root, FILES), root / "sentiment140.h5"
     if os.path.exists(hdf5) and not present:
         return replace(files.read(hdf5, Reading(how.text)), name=name)
     if not present:
@@ -50,10 +50,6 @@ def load(name: str, root: Path, download: bool, how: Reading = READING) -> DataS
     (train, test), tokens = encode(parts, how.text)
     encoder = Encoder(tokens=tokens)
     return DataSet(name, train, test, CLASSES, (), (), encoder.vocabulary, encoder=encoder)
-
-
-def is_present(root: Path) -> bool:
-    return all(os.path.exists(root / file) for file in FILES)
 
 
 def read(path: Path) -> Split:
@@ -108,7 +104,7 @@ def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
         archive.unlink()
 
     try:
-        once("sentiment140", root, lambda: is_present(root), fetch_archive)
+        once("sentiment140", root, lambda: are_present(root, FILES), fetch_archive)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise _missing(root, f"{url}: {error}") from error
 

@@ -15,7 +15,7 @@ from hpcfed.core.compat import import_torchvision
 from hpcfed.core.errors import DataError
 from hpcfed.data import check, files
 from hpcfed.data.dataset import DataSet, Split
-from hpcfed.data.download import TIMEOUT, copy_existing, once
+from hpcfed.data.download import TIMEOUT, are_present, copy_existing, once
 from hpcfed.data.moments import moments
 
 # torchvision's errors for files that are missing, or whose checksums differ
@@ -122,7 +122,7 @@ def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
     Raises DataError that names the files, the folder and what to do.
     """
     source, hdf5 = SOURCES[name], root / f"{name.replace('-', '_')}.h5"
-    present = all(os.path.exists(root / file) for file in source.files)
+    present = are_present(root, source.files)
     if os.path.exists(hdf5) and not present:
         return _known(files.read(hdf5), name)
     if not present and not download:
