@@ -125,12 +125,9 @@ def check_trained(job: Job, kinds: list[str], shape: tuple[int, ...], classes: i
 
     method, finetuning = job.algorithm, Finetuning.of(job)
     by_output = ":" not in method.name or is_plain(method, "loss", "local", "train", "round")
-
-    def trains(name: str) -> bool:
-        return finetuning.wanted(f"body.{name}")
-
+    trained = finetuning.train, finetuning.lora
     for base in own:
-        refuse(base, find(base).load(), shape, classes, job.models.d, trains, by_output)
+        refuse(base, find(base).load(), shape, classes, job.models.d, *trained, by_output)
 
 
 def check_heads(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:

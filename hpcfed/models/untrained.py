@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import Inputs, zeros
 from hpcfed.core.shapes import Shapes
 from hpcfed.core.wording import join_few
+from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.user_model import call_by_keyword, make, name_of, run
 
 INTERNAL = frozenset(vars(nn.Module()))  # attributes that every module has
@@ -66,19 +68,21 @@ class Uses(TorchDispatchMode):
             self.places[key] = user_code.caller()
 
 
+@lru_cache(64)
 def refuse(
     name: str,
     target: Callable[..., Any],
     shape: tuple[int, ...],
     classes: int,
     d: int,
-    trains: Callable[[str], bool],
+    train: tuple[str, ...],
+    lora: int,
     by_output: bool,
 ) -> None:
     """Raise ConfigError if clients would not train a part of a user's model that wants a gradient.
 
-    trains: whether the job trains the parameter of this name in the body; others may do without a
-    gradient.
+    A model is examined once, however many runs the process makes.
+    train, lora: of the job (`Finetuning`); what it does not train may do without a gradient.
     by_output: whether the loss depends on the model by its output alone. A loss of the user's own
     may reach what the output does not reach. Random streams stay as they are.
     """
@@ -107,7 +111,8 @@ def refuse(
             run(name, module.eval(), x)  # which makes the parameters of lazy layers
         except ConfigError:  # `models.build` reports it, with more advice
             return
-        refuse_uses(name, module, x, trains, by_output)
+        wanted = Finetuning(train, lora).wanted
+        refuse_uses(name, module, x, lambda parameter: wanted(f"body.{parameter}"), by_output)
 
 
 def refuse_uses(

@@ -784,7 +784,7 @@ def test_a_part_of_a_users_model_that_no_client_would_train_is_refused(module, c
     if "LINE" in words:
         words = words.replace("LINE", str(line(text, "# here")))
     with pytest.raises(ConfigError, match=words):
-        untrained.refuse(name, net, (1, 4, 4), 10, 16, trains=str, by_output=True)
+        untrained.refuse(name, net, (1, 4, 4), 10, 16, train=(), lora=0, by_output=True)
 
 
 @pytest.mark.parametrize("case", TRAINED)
@@ -792,7 +792,7 @@ def test_a_model_whose_parameters_get_a_gradient_now_and_then_or_are_frozen_is_n
     module, case
 ):
     _, name, net = own_model(module, TRAINED[case])
-    untrained.refuse(name, net, (1, 4, 4), 10, 16, trains=str, by_output=True)
+    untrained.refuse(name, net, (1, 4, 4), 10, 16, train=(), lora=0, by_output=True)
     build(name, (1, 4, 4), 10, 16)
 
 
