@@ -275,8 +275,7 @@ class ClientStore:
         def inside(tensor: Tensor) -> bool:
             return tensor.untyped_storage().data_ptr() in addresses
 
-        held = (t for _, t in tensors(value) if isinstance(t, Tensor))
-        if not any(map(inside, held)):
+        if not any(inside(t) for _, t in tensors(value) if isinstance(t, Tensor)):
             return value
         return map_tensors(value, lambda t: t.detach().clone() if inside(t) else t)
 

@@ -118,15 +118,15 @@ def check_trained(job: Job, kinds: list[str], shape: tuple[int, ...], classes: i
     """Raise ConfigError if a user's own model has a part that clients would not train."""
     every = [*kinds, *filter(None, [job.models.server])]
     bases = {part.base for kind in every for part in Architecture.parse(kind).parts}
-    own = [base for base in sorted(bases) if find(base).own]
-    if not own:
+    users = [base for base in sorted(bases) if find(base).own]
+    if not users:
         return
     from hpcfed.models.untrained import refuse
 
     method, finetuning = job.algorithm, Finetuning.of(job)
     by_output = ":" not in method.name or is_plain(method, "loss", "local", "train", "round")
     trained = finetuning.train, finetuning.lora
-    for base in own:
+    for base in users:
         refuse(base, find(base).load(), shape, classes, job.models.d, *trained, by_output)
 
 
