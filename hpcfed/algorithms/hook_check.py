@@ -6,6 +6,7 @@ own file are left to the trial of the method (`hpcfed.engine.method_trial`).
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from functools import wraps
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
+from textwrap import dedent
 from types import FunctionType
 from typing import Any
 
@@ -162,7 +164,10 @@ def wrong_default(name: str, field: FieldInfo, error: Mapping[str, Any]) -> str:
     value = error["input"] if value is PydanticUndefined else value
     other = f"{kind} | None" if value is None else type(value).__name__
     advice = "write another default"
-    if kind in SCALARS and other != kind and (value is None or other in SCALARS):
+    of_type = re.search("_type$|_from_|_parsing", error["type"])
+    if value == inf:
+        advice = f"write `{name}: float | None = None` for no limit"
+    elif of_type and kind in SCALARS and other != kind and (value is None or other in SCALARS):
         advice += f", or another type: `{name}: {other} = {value!r}`"
     return (
         f"the field {name} is {kind}, but its default is {value!r:.60}: {reason(error)}; {advice}"
@@ -322,15 +327,15 @@ def upload(method: Any, result: Any, *args: Any) -> str:
     """Check the result of local, which the default `aggregate` averages."""
     if not is_plain(method, "round", "aggregate"):
         return ""
-    if result is None and "return None" in source_of(type(method).local):
+    if result is None and has_return(type(method).local):
         return ""
     parts = result.value if isinstance(result, Upload) else result
     parts = parts if isinstance(parts, dict) else {"": parts}
     if not isinstance(result, Upload) or not all(isinstance(v, Mean) for v in parts.values()):
         return (
             "return what is averaged, as in "
-            "`Upload(Mean.of(client.params(self.shared), self.weight(client)))`; write `return "
-            "None` for a client that sends nothing"
+            "`Upload(Mean.of(client.params(self.shared), self.weight(client)))`, or write "
+            "`return` where a client sends nothing"
         )
     keep = method.averaged(args[0], args[2])
     wanted = {"": keep} if "" in parts else keep
@@ -340,12 +345,13 @@ def upload(method: Any, result: Any, *args: Any) -> str:
     return next(filter(None, (part(parts[n], wanted[n], method) for n in parts)), "")
 
 
-def source_of(hook: Callable) -> str:
-    """Return the text of a hook; that of nothing wrong if nobody has it."""
+def has_return(hook: Callable) -> bool:
+    """Return whether a hook has a `return`, or whether nobody can tell."""
     try:
-        return inspect.getsource(inspect.unwrap(hook))
-    except (OSError, TypeError):
-        return "return None"
+        tree = ast.parse(dedent(inspect.getsource(inspect.unwrap(hook))))
+    except (OSError, TypeError, SyntaxError):
+        return True
+    return any(isinstance(node, ast.Return) for node in ast.walk(tree))
 
 
 def part(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:

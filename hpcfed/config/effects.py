@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from hpcfed.config.conditions import Check, Scope, UsedIf, conditions, value_text
 from hpcfed.config.fields import default_of, is_part
-from hpcfed.config.layers import STORED, Layer, has
+from hpcfed.config.layers import DEFAULT, STORED, Layer, has
 from hpcfed.core.errors import ConfigError
 from hpcfed.storage.fields import flat
 
@@ -155,7 +155,7 @@ def fields_in_vain(job: Job) -> Iterator[str]:
     A job file may set fields of several partitions, of which a flag chooses one: that is meant.
     """
     effects, usual = Effects(job), defaults(job)
-    layers = [layer for layer in job._layers if not layer.name.startswith(("preset ", STORED))]
+    layers = of_user(job)
     for name, value in flat(job.plain()).items():
         idle = effects.idle(name) if name in usual and value != usual[name] else None
         if idle and not idle.refused:
@@ -165,6 +165,16 @@ def fields_in_vain(job: Job) -> Iterator[str]:
             deciding = (i for i, at in enumerate(layers) for by in decisive if has_field(at, by))
             if level is not None and level <= min(deciding, default=level):
                 yield f"{name} = {format_value(value)} has no effect with {idle.why}"
+
+
+def of_user(job: Job) -> list[Layer]:
+    """Return the layers of a job in which the user has set values."""
+    return [layer for layer in job._layers if not layer.name.startswith(("preset ", STORED))]
+
+
+def is_set(job: Job, name: str) -> bool:
+    """Return whether the user has set the field of this dotted name, be it to its default."""
+    return any(has_field(layer, name) for layer in of_user(job) if layer.name != DEFAULT)
 
 
 def has_field(layer: Layer, name: str) -> bool:

@@ -11,6 +11,7 @@ from hpcfed.core.errors import ConfigError
 PREFIX = "HPCFED_"
 COMMAND_LINE, ENVIRONMENT = "command line", "environment"
 STORED = "the job stored in "  # with the run, of the layer of a run that is continued
+DEFAULT = "the embedded job"  # of a job without a file
 CALL = "hpcfed.run"  # a call in Python
 
 

@@ -29,7 +29,7 @@ from hpcfed.config.files import (
     read_preset,
 )
 from hpcfed.config.job import Job, job_model
-from hpcfed.config.layers import CALL, PREFIX, STORED, Layer, environment, merge, origin
+from hpcfed.config.layers import CALL, DEFAULT, PREFIX, STORED, Layer, environment, merge, origin
 from hpcfed.config.methods import ALGORITHMS, with_registered_name
 from hpcfed.config.sections import Data
 from hpcfed.config.validation_messages import explain, no_field
@@ -41,7 +41,6 @@ from hpcfed.core.registry import find, outside, refuse_import
 from hpcfed.storage.fields import Fields, at, flat, nested
 
 MODULE = re.compile(r"[\w.]+:\w+")  # the user's own method or model
-DEFAULT = "the embedded job"
 MODELS = "--models.mix (models.proxy, models.server)"
 METRICS = "--evaluate.metrics"
 # fields that may name the user's own code

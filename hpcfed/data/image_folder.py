@@ -106,16 +106,18 @@ def read(folder: Path, how: Reading) -> DataSet:
 
 
 def notes_on(tests: Sequence[Path]) -> tuple[str, ...]:
-    """Return a line on the folder that is taken for the test images, and on those beside it.
+    """Return a line on the folder that is taken for the test images, if it is not called so.
 
     tests: the folders that could be taken, of which the first is.
     """
-    if [path.name for path in tests] in ([], [TESTS[0]]):
+    if not tests or tests[0].name == TESTS[0]:
         return ()
     taken, *others = tests
-    why = "" if taken.name == TESTS[0] else f", because there is no folder {TESTS[0]}"
     rest = f"; not read: {', '.join(path.name for path in others)}" if others else ""
-    return (f"{taken.parent}: the test images are those in {taken.name}{why}{rest}",)
+    return (
+        f"{taken.parent}: the test images are those in {taken.name}, because there is no folder "
+        f"{TESTS[0]}{rest}",
+    )
 
 
 def of_images(

@@ -220,8 +220,8 @@ def _draw(
         if absent and len(ids) < clients // settings.clients_per_domain:
             raise DataError(
                 f"the training examples come from {len(ids)} users, but the job has {clients} "
-                f"clients: {join_few(absent, FEW)} has test examples alone; move some of them to "
-                f"the training part, or take at most "
+                f"clients: of {join_few(absent, FEW)} there are test examples alone; move some of "
+                f"them to the training part, or take at most "
                 f"{len(ids) * settings.clients_per_domain} clients"
             )
     values = [getattr(settings, name) for name in scheme.fields]

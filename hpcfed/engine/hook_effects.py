@@ -8,7 +8,7 @@ user is warned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,11 @@ class HookEffects(Transform):
 
     def __init__(self, fed: Federation) -> None:
         self.fed, self.method = fed, fed.job.algorithm
-        # tensors of the server, and copies of them, by name
+        # name, tensor and a copy: of the server's state, and of what clients received in the round,
+        # by the tensor's identity
         self.state: list[tuple[str, Tensor, Tensor]] = []
-        self.received: list[tuple[str, Tensor, Tensor]] = []
+        self.received: dict[int, tuple[str, Tensor, Tensor]] = {}
+        self.downloads, self.uploads = 0, 0
         self.weights: list[float] = []  # of the means that clients send
 
     def of_trial(self) -> Transform:
@@ -51,18 +53,23 @@ class HookEffects(Transform):
 
     def begin(self, state: Any) -> None:
         """Note the server's state as a round begins."""
-        self.state, self.received = list(copies(to_tree(state))), []
+        self.state, self.received = list(copies(to_tree(state))), {}
 
     def download(self, fed: Federation, client: Client, value: Any) -> tuple[Any, int | None]:
-        self.received += copies(value)
+        self.downloads += 1
+        for name, tensor, copy in copies(value):
+            sent = self.received.setdefault(id(tensor), (name, tensor, copy))
+            self.refuse_changed([sent], IN_TURN, "what several clients receive")
         return value, None
 
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
+        self.uploads += 1
         self.refuse_changes(IN_TURN)
-        self.received = []
         for part in upload.parts.values():
-            if isinstance(part, Mean):
-                self.weights += [float(torch.as_tensor(t.weight).sum()) for t in part.terms]
+            for term in part.terms if isinstance(part, Mean) else ():
+                weight = term.weight  # a number, a tensor, or Params of them
+                each = weight.values() if isinstance(weight, Mapping) else [weight]
+                self.weights += [float(torch.as_tensor(value).sum()) for value in each]
         return upload
 
     def refuse_changes(self, hooks: tuple[str, ...] = AT_SERVER) -> None:
@@ -70,15 +77,21 @@ class HookEffects(Transform):
 
         hooks: names of those that may have done it.
         """
-        if not isinstance(self.method, RoundBased):
-            return
-        for name, tensor, before in [*self.state, *self.received]:
+        self.refuse_changed(self.state, hooks, "the server's state")
+
+    def refuse_changed(
+        self, noted: Iterable[tuple[str, Tensor, Tensor]], hooks: tuple[str, ...], whose: str
+    ) -> None:
+        """Raise OwnError for a tensor that differs from its copy.
+
+        noted: name, tensor and copy.  whose: of what they are parts.
+        """
+        for name, tensor, before in noted if isinstance(self.method, RoundBased) else ():
             if not torch.isclose(tensor, before, rtol=0, atol=0, equal_nan=True).all():
                 raise user_code.OwnError(
-                    f"{self.places(hooks)} changes {name!r} of the server's state in place, so "
-                    f"that the next client, and a round that is repeated, would begin from the "
-                    f"changed values; make new tensors, as `state[name] * 0.9`, or change a copy, "
-                    f"`state.clone()`"
+                    f"{self.places(hooks)} changes {name!r} of {whose} in place, so that the next "
+                    f"client, and a round that is repeated, would begin from the changed values; "
+                    f"make new tensors, as `state[name] * 0.9`, or change a copy, `state.clone()`"
                 )
 
     @contextmanager
@@ -129,8 +142,8 @@ class HookEffects(Transform):
             yield (
                 f"{self.places(IN_TURN + AT_SERVER)}: {join_few(changed, 4)} of {cls.__name__} "
                 f"changes during the run; no checkpoint saves it, and each rank has another; keep "
-                f"what a client remembers in client.memory, and what the server remembers in its "
-                f"state"
+                f"what a client remembers in client.memory, what the server remembers in its "
+                f"state, and what is computed once in a function with functools.cache"
             )
         if is_plain(self.method, "round", "local"):
             kinds = sorted({*self.fed.architectures})
@@ -140,6 +153,9 @@ class HookEffects(Transform):
                     f"{self.places(('shared',))} is false for all tensors ({join_few(names, 4)}), "
                     f"so that nothing is exchanged: clients train alone"
                 )
+        silent = self.downloads and not self.uploads
+        if silent and is_plain(self.method, "round") and not is_plain(self.method, "local"):
+            yield f"{self.places(('local',))} returns None in a trial, so that clients send nothing"
         if self.weights and not any(self.weights):
             yield (
                 f"{self.places(('weight', 'local'))}: in a trial all uploads have the weight 0; if "
@@ -170,7 +186,7 @@ def class_values(method: Method) -> dict[str, Any]:
 def contents(value: Any) -> Any:
     """Return something that is equal for equal contents, and is not the value itself."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
+        return value.detach().cpu().to_dense().flatten().view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, Mapping):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfed.config.architectures import find as find_model
-from hpcfed.config.effects import fields_in_vain
+from hpcfed.config.effects import fields_in_vain, is_set
 from hpcfed.config.sections import Data
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import DATASETS, PARTITIONS
@@ -99,7 +99,9 @@ def odd_labels(job: Job, world: World) -> list[str]:
 def unused_users(job: Job, world: World) -> int:
     """Return the number of natural clients of the training examples, if the job ignores them."""
     usual = job.data.partition == Data.model_fields["partition"].default
-    ignored = usual and not (job.data.partition_file or job.data.domains or job.evaluate.unseen)
+    if not usual or job.resume or is_set(job, "data.partition"):
+        return 0
+    ignored = not (job.data.partition_file or job.data.domains or job.evaluate.unseen)
     users = world.data.train.users if ignored else None
     return 0 if users is None else len(np.unique(users))
 
@@ -111,7 +113,7 @@ def only_tests(job: Job, world: World) -> list[str]:
         return []
     return [
         f"{data_name(job.data.model_dump())}: {job.columns.client or 'user'} "
-        f"{join_few(names, FEW)} has test examples alone, on which no client is tested; move some "
+        f"{join_few(names, FEW)}: test examples alone, on which no client is tested; move some "
         f"of them to the training part, or leave them out"
     ]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.architectures import MODELS as MODELS
@@ -171,6 +172,8 @@ def build_own(
     from hpcfed.models.user_model import head_of, hold_constants, make, other_defaults, split
 
     module = make(name, target, shape, classes, d)
+    if not all(p.requires_grad for p in module.parameters()):
+        module = deepcopy(module)  # frozen layers may be those of other models, and of the user's
     names = {layer: path for path, layer in module.named_modules()}
     try:
         body, linear = split(name, module, shape, classes, d)

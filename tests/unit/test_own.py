@@ -439,6 +439,10 @@ WARNINGS = {
         "def shared(self, name):\n    return name.startswith('classifier')",
         "Mine.shared is false for all tensors (body.",
     ),
+    "no upload": (
+        LOCAL + "super().local(fed, client, state, t)\n    return",
+        "Mine.local returns None in a trial, so that clients send nothing",
+    ),
     "no weight": (
         "def weight(self, client):\n    return 0.0",
         "Mine.weight: in a trial all uploads have the weight 0",
@@ -455,8 +459,52 @@ def test_a_hook_that_may_be_mistaken_gives_one_warning(module, case, capsys):
     assert words in err and err.count("warning: ") == 1
 
 
-def test_a_client_may_send_nothing_if_the_hook_says_so(module):
-    send = "if client.id: return None\n    return super().local(fed, client, state, t)"
+# bodies of `local` and of other hooks that are as they should be
+FINE = {
+    "a weight for each tensor": (
+        LOCAL + "sent = super().local(fed, client, state, t).value.terms[0].value\n"
+        "    return Upload(Mean.of(sent, Params({n: torch.tensor(2.0) for n in sent})))\n"
+        "per: ClassVar = 'tensor'"
+    ),
+    "a sparse tensor of the class": "mixing: ClassVar = torch.eye(3).to_sparse()",
+    "a download of the client's own": (
+        "def offer(self, fed, client, state):\n    return state * 1.0\n" + LOCAL + "download = "
+        "fed.down(client, self.offer(fed, client, state))\n"
+        "    for value in download.values(): value.mul_(0.9)\n"
+        "    self.receive(client, download)\n    self.train(fed, client, download, t)\n"
+        "    return Upload(Mean.of(client.params(), 1.0))"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_what_a_hook_may_do_is_neither_refused_nor_warned_of_and_is_tried(module, case, capsys):
+    """A mistake in the last hook is reported before the run: the trial has come that far."""
+    name = module(method(FINE[case]))
+    words = [*SMALL, "--models.mix", "mlp", "--out", "r", "--algorithm.name"]
+    assert main([*words, f"{name}:Mine"]) == 0
+    assert not capsys.readouterr().err
+    name = module(method(FINE[case] + "\ndef finish(self, fed, state, t):\n    return fed.stat"))
+    assert main([*words, f"{name}:Mine", "--overwrite"]) == 2
+    assert "AttributeError" in capsys.readouterr().err
+
+
+def test_frozen_layers_that_all_models_share_stay_as_they_are(module):
+    frozen = PREPARE + "self.one = GLOBAL.requires_grad_(False)\n" + INNER + "return self.one(z)"
+    _, name, net = own_model(module, frozen)
+    weight = net(256, 10).one.weight
+    before = weight.clone()
+    mine = module(method("mu: float = 0.1"))
+    words = [*SMALL, "--models.mix", name, "--algorithm.name"]
+    for algorithm in (f"{mine}:Mine", "fedavg"):
+        assert main([*words, algorithm, "--out", algorithm.replace(":", "_")]) == 0
+    assert torch.equal(weight, before) and not weight.requires_grad
+    assert digest(Path(f"{mine}_Mine")) == digest(Path("fedavg"))
+
+
+@pytest.mark.parametrize("nothing", ["if client.id: return", "if client.id: return None"])
+def test_a_client_may_send_nothing_if_the_hook_says_so(module, nothing):
+    send = f"{nothing}\n    return super().local(fed, client, state, t)"
     name = module(method(LOCAL + send))
     words = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp", "--out", "one"]
     assert main(words) == 0

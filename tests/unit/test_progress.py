@@ -142,8 +142,9 @@ def test_users_whom_the_default_partition_ignores_are_named(tmp_path):
     said = warnings_about(tmp_path, "--clients", "3")
     assert "mine.npz: names 4 users, but data.partition = 'dirichlet', the default, " in said
     assert "set data.partition = 'natural' and clients = 4" in said
-    for flags in (("--data.partition", "natural"), ("--data.partition", "iid")):
-        assert "users" not in warnings_about(tmp_path, "--clients", "4", *flags)
+    for partition in ("natural", "iid", "dirichlet"):
+        flags = ("--clients", "4", "--data.partition", partition)
+        assert "users" not in warnings_about(tmp_path, *flags)
 
 
 def test_users_with_test_examples_alone_are_named(tmp_path):
@@ -152,10 +153,10 @@ def test_users_with_test_examples_alone_are_named(tmp_path):
     arrays = {"users_train": np.where(clinics == "lund", "york", clinics), "users_test": clinics}
     arrays |= {"own_tests": 1}
     said = warnings_about(tmp_path, *natural, "3", **arrays)
-    assert "user lund has test examples alone, on which no client is tested" in said
+    assert "user lund: test examples alone, on which no client is tested" in said
     assert "test examples alone" not in warnings_about(tmp_path, *natural, "4", own_tests=1)
     with pytest.raises(
-        DataError, match="come from 3 users, but the job has 4 .*: lund has test ex"
+        DataError, match="come from 3 users, but the job has 4 .*: of lund there are test ex"
     ):
         warnings_about(tmp_path, *natural, "4", **arrays)
 
