@@ -123,14 +123,13 @@ class HookEffects(Transform):
     def places(self, hooks: tuple[str, ...]) -> str:
         """Return file, line and name of the user's hooks among these, for messages."""
         cls = type(self.method)
-        theirs = [
-            getattr(c, name)
-            for name in hooks
-            for c in cls.__mro__
-            if is_users(c) and name in vars(c)
-        ]
-        names = " or ".join(f"{cls.__name__}.{fn.__name__}" for fn in theirs)
-        return f"{user_code.line_of(theirs[0])}: {names}" if theirs else cls.__name__
+        users = [c for c in cls.__mro__ if is_users(c)]
+        owners = {name: next((c for c in users if name in vars(c)), None) for name in hooks}
+        functions = [getattr(owner, name) for name, owner in owners.items() if owner]
+        if not functions:
+            return cls.__name__
+        names = " or ".join(f"{cls.__name__}.{fn.__name__}" for fn in functions)
+        return f"{user_code.line_of(functions[0])}: {names}"
 
     def warnings(self, before: Mapping[str, Any]) -> Iterator[str]:
         """Yield what may be a mistake, one line each.
@@ -155,7 +154,10 @@ class HookEffects(Transform):
                 )
         silent = self.downloads and not self.uploads
         if silent and is_plain(self.method, "round") and not is_plain(self.method, "local"):
-            yield f"{self.places(('local',))} returns None in a trial, so that clients send nothing"
+            yield (
+                f"{self.places(('local',))} returns None in all turns of a trial; if it does in "
+                f"the run, clients send nothing"
+            )
         if self.weights and not any(self.weights):
             yield (
                 f"{self.places(('weight', 'local'))}: in a trial all uploads have the weight 0; if "

@@ -441,7 +441,7 @@ WARNINGS = {
     ),
     "no upload": (
         LOCAL + "super().local(fed, client, state, t)\n    return",
-        "Mine.local returns None in a trial, so that clients send nothing",
+        "Mine.local returns None in all turns of a trial; if it does in the run, clients",
     ),
     "no weight": (
         "def weight(self, client):\n    return 0.0",
