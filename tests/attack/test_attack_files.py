@@ -161,7 +161,8 @@ def test_unreadable_and_unwritable_paths_are_refused(made, copy):
 
 def test_a_picture_that_cannot_be_written_is_refused(made, tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    for out in ("pipe.png", "no/such/folder/a.png", "a.gif", "a", "x" * 300 + ".png"):
+    (tmp_path / "file").touch()
+    for out in ("pipe.png", "file/a.png", "a.gif", "a", "x" * 300 + ".png"):
         refused(command("plot", str(made), "-o", str(tmp_path / out)), out)
     for words in (["-o", "/"], ["-o", "/", "--format", "png"], ["-o", "", "--format", "png"]):
         refused(command("plot", str(made), *words), "is a folder, not a picture")

