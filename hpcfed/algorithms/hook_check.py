@@ -151,6 +151,10 @@ def defaults(cls: type, theirs: list[type]) -> Iterator[str]:
             name = str(one["loc"][0]) if one["loc"] else ""
             if name in where and not absent(one):
                 yield f"{where[name]}: {wrong_default(name, model_fields[name], one)}"
+    except Exception as error:
+        if not user_code.frames(error):  # raised by no validator of the user's
+            raise
+        yield f"{user_code.refusal(error)}; validators get the defaults of fields too"
 
 
 def absent(error: Mapping[str, Any]) -> bool:
@@ -364,7 +368,13 @@ def part(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:
         wanted = {name: [*value.shape] for name, value in keep.items()}
         differ = [name for name in sent if name not in wanted]
         differ += [n for n in wanted if n in sent and sent[n] != wanted[n] and not term.at]
-        differ += [name for name in wanted if name not in sent and method.per == "mean"]
+        missing = [name for name in wanted if name not in sent and method.per == "mean"]
+        if missing and not differ:
+            return (
+                f"it does not hold {missing[0]!r} of the server's state; send all of its "
+                f"tensors, or declare `per: ClassVar = 'tensor'`: then each is averaged over those "
+                f"who send it"
+            )
         if differ:
             return (
                 f"it holds {differ[0]!r} of shape {sent.get(differ[0])}, but the server's state of "

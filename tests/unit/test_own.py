@@ -87,6 +87,12 @@ CLASSES = {
         "def crit",
         "is not a hook of RoundBased, and nothing calls it",
     ),
+    "a validator that does not take the default": (
+        "sizes: tuple = (3, 3)\n@field_validator('sizes', mode='before')\n"
+        "def split(cls, value):\n    return value.split('x')",
+        "return value.split",
+        "has no attribute 'split'; validators get the defaults of fields too",
+    ),
     "no type": ("lam = 0.1", "class Mine", "`lam = 0.1`. All model fields require a type"),
     "no field": ("lam: torch.Tensor = None", "class Mine", "torch.Tensor, which a job cannot hold"),
     "default": (
@@ -282,7 +288,7 @@ HOOKS = {
     ),
     "too few": (
         LOCAL + "return Upload(Mean.of(Params({'head.bias': torch.zeros(10)})))",
-        "of shape None, but the server's state of shape [",
+        "of the server's state; send all of its tensors, or declare `per: ClassVar = 'tensor'`",
     ),
     "shared": ("def shared(self, name):\n    name == 'a'", "Mine.shared returns None"),
     "cohort": ("def cohort(self, fed, t):\n    return [7]", "ids of clients, 0 to 1"),
@@ -464,6 +470,11 @@ FINE = {
     "a weight for each tensor": (
         LOCAL + "sent = super().local(fed, client, state, t).value.terms[0].value\n"
         "    return Upload(Mean.of(sent, Params({n: torch.tensor(2.0) for n in sent})))\n"
+        "per: ClassVar = 'tensor'"
+    ),
+    "some of the tensors": (
+        LOCAL + "part = super().local(fed, client, state, t).value.terms[0].value\n"
+        "    return Upload(Mean.of(part.pick(lambda name: name.startswith('head.')), 2.0))\n"
         "per: ClassVar = 'tensor'"
     ),
     "a sparse tensor of the class": "mixing: ClassVar = torch.eye(3).to_sparse()",
