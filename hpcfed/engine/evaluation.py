@@ -246,6 +246,7 @@ class Evaluation:
                     self._receive(client, state)
                 with self._predictor(client, state) as predict:
                     scores[client.id] = score_on(fed, client, predict, test_of(client))
+        fed.exchange.wait("scores on other examples")
         return fed.comm.gather(scores)
 
     def elsewhere_row(self, name: str, ids: np.ndarray, scores: Mapping[int, float]) -> Row:

@@ -11,10 +11,12 @@ from hpcfed.comm import Serial
 from hpcfed.core.errors import DataError, DivergedError
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import Tally
+from hpcfed.engine import evaluation
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.replay_log import WHY, Entry, Turn
 from hpcfed.federation.upload import Upload
 from hpcfed.machine import error_messages
+from hpcfed.machine.heartbeat import Stopped
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -64,6 +66,25 @@ def test_a_client_that_has_left_the_round_has_no_turn_when_the_round_is_repeated
 
     every = [lost(Serial())] if ranks == 1 else spmd(ranks, lost)
     assert [ids.tolist() for ids in every] == [[2]] * ranks
+
+
+def test_a_rank_that_is_stopped_while_it_scores_an_attack_stops_the_others(monkeypatch):
+    score_on = evaluation.score_on
+
+    def interrupted(fed, client, predict, test):
+        if fed.comm.rank == 1:
+            raise Stopped
+        return score_on(fed, client, predict, test)
+
+    def stopped(comm):
+        flags = ("--attack.by", "backdoor", "--attack.target", "0", "--attack.clients", "0")
+        rounds = started(*flags, comm=comm, method="fedper")
+        with pytest.raises(Stopped):
+            rounds.step()
+        return rounds.t
+
+    monkeypatch.setattr(evaluation, "score_on", interrupted)
+    assert spmd(2, stopped, timeout=30) == [0, 0]
 
 
 def test_undo_restores_the_state_of_clients_and_removes_new_state():
