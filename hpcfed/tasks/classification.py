@@ -276,9 +276,16 @@ class Classification(Task):
 
         Before the answers stands the class, if all predictions are one; nan otherwise.
         Logits are kept only if a metric needs them: a batch adds to two sums on the device.
+        A derived task with another main metric or loss gets these instead.
         """
         import torch
         from torch.nn.functional import cross_entropy
+
+        if self.main != Classification.usual[0] or type(self).loss is not Classification.loss:
+            output, y = map(torch.cat, zip(*batches, strict=True))
+            answers = self.answers(output.float(), y)
+            loss = float(self.loss(output.double(), y))
+            return self.compute((self.main,), answers)[0], loss, float("nan"), answers
 
         ends: list[Tensor] = []
         total, n, parts = None, 0, []
@@ -298,14 +305,11 @@ class Classification(Task):
         one_class = low if low == high else float("nan")
         if not wanted:
             return correct, loss, one_class, None
-        answers = {name: torch.cat([p[name] for p in parts]).cpu().numpy() for name in parts[0]}
-        small = np.min_scalar_type(logits.shape[1] - 1)  # one byte, up to 256 classes
-        return (
-            correct,
-            loss,
-            one_class,
-            answers | {name: answers[name].astype(small) for name in ("y", "predicted")},
-        )
+        tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return correct, loss, one_class, to_arrays(tensors, logits.shape[1])
+
+    def answers(self, output: Tensor, y: Tensor) -> Answers:
+        return to_arrays({"y": y} | predictions(output, keep=True), output.shape[1])
 
     def scored(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
         """Return classes, and probabilities: of the second of two, [n], else of each, [n, C]."""
@@ -367,6 +371,13 @@ def predictions(logits: Tensor, keep: bool) -> dict[str, Tensor]:
     if logits.shape[1] == 2:
         return answers | {"margin": (logits[:, 1] - logits[:, 0]).float()}
     return answers | ({"logits": logits.float()} if keep else {})
+
+
+def to_arrays(answers: dict[str, Tensor], outputs: int) -> Answers:
+    """Return answers on the host, with classes as small integers."""
+    arrays = {name: tensor.cpu().numpy() for name, tensor in answers.items()}
+    small = np.min_scalar_type(outputs - 1)  # one byte, up to 256 classes
+    return arrays | {name: arrays[name].astype(small) for name in ("y", "predicted")}
 
 
 def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:

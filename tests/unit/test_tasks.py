@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from hpcfed.config.sections import Columns, Data
 from hpcfed.core.errors import ConfigError, DataError
@@ -15,6 +16,7 @@ from hpcfed.data.datasets import load
 from hpcfed.data.partition import split
 from hpcfed.results.columns import best_mean, format_metric
 from hpcfed.tasks import METRICS, TASKS, from_facts, infer, make
+from hpcfed.tasks.classification import Classification
 
 pytestmark = pytest.mark.quick
 HEAD = ["city", "area", "price", "rent", "sea", "park"]
@@ -183,6 +185,27 @@ def test_labels_of_one_column_are_classes_only_if_they_are_mostly_integers():
     assert infer(np.array([0, 1.0, 2, 0.5]), "y").name == "classification"
     with pytest.raises(DataError, match="whole number"):
         infer(np.array([0, 1.0, 2, 0.5]), "y").check(np.array([0, 1.0, 2, 0.5]), 4, "y")
+
+
+class Ordinal(Classification):
+    """Ordered classes: kappa is measured, and the loss is a squared distance."""
+
+    name = "ordinal"
+    usual = ("kappa",)
+
+    def loss(self, output, y):
+        mean = output.softmax(1) @ torch.arange(output.shape[1]).to(output)
+        return ((mean - y) ** 2).mean()
+
+
+def test_a_task_derived_from_classification_is_scored_by_its_own_metric_and_loss():
+    logits = torch.full((4, 3), -50.0)
+    logits[range(4), [0, 1, 2, 2]] = 50.0
+    y = torch.tensor([0, 1, 2, 0])
+    kappa, loss, _, answers = Ordinal().score([(logits[:1], y[:1]), (logits[1:], y[1:])], ())
+    assert kappa == pytest.approx((3 / 4 - 5 / 16) / (1 - 5 / 16))
+    assert loss == pytest.approx(1.0)  # one of four is wrong, by 2
+    assert answers["predicted"].tolist() == [0, 1, 2, 2] and answers["y"].dtype == np.uint8
 
 
 @pytest.mark.parametrize(
