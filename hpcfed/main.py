@@ -3,8 +3,7 @@
 `--help` in place of a run: `hpcfed.config.help`.
 
 Exit statuses are those of `hpcfed.core.exit_status`. Without ULFM a rank's death ends the launcher
-itself, with a status of its
-own: mpirun's is 128 + the signal, 137 after SIGKILL.
+itself, with a status of its own: mpirun's is 128 + the signal, 137 after SIGKILL.
 """
 
 from __future__ import annotations
@@ -85,8 +84,9 @@ def patience(words: Sequence[str]) -> float:
 
 
 def run_or_abort(comm: Comm, words: Sequence[str], guard: Guard) -> int:
-    """A mistake that all ranks know of ends in order; what one rank meets alone ends all ranks at
-    once.
+    """Do what the words ask for, and return the exit status.
+
+    An error that all ranks have ends them in order; one of a single rank ends all ranks at once.
     """
     try:
         share_environment(comm)
@@ -151,7 +151,7 @@ def share_environment(comm: Comm) -> None:
 
 
 def add_rank(comm: Comm, error: Exception | str) -> str:
-    """What one rank met alone, with its rank."""
+    """Return the message of an error of a single rank, with the rank."""
     text = str(error)
     return (
         text
@@ -161,7 +161,7 @@ def add_rank(comm: Comm, error: Exception | str) -> str:
 
 
 def leave(comm: Comm, message: str, status: int) -> None:
-    """Say why, and end all ranks: the others may be waiting for this one."""
+    """Print a message, and end all ranks, because the others may be waiting for this one."""
     print(plain(message), file=sys.stderr, flush=True)
     if comm.size > 1:
         time.sleep(GRACE)
@@ -169,8 +169,9 @@ def leave(comm: Comm, message: str, status: int) -> None:
 
 
 def program(words: Sequence[str] | None = None) -> int:
-    """One run as a separate program, which ends the process: what `python -m hpcfed.main` and
-    `hpcfed run` do. Returns the exit status.
+    """Do one run as a program of its own, and return the exit status.
+
+    `python -m hpcfed.main` and `hpcfed run` do that.
     """
     # what is imported lasts: not to look at it again saves 0.3 s a rank, most of it at the end
     gc.freeze()

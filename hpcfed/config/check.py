@@ -118,7 +118,7 @@ def check_columns(job: Job) -> None:
 def check_metrics(names: Sequence[str]) -> None:
     """Raise ConfigError for a metric that does not exist, or is named twice.
 
-    Whether a metric fits the data is checked when the data are loaded (`metrics.choose`).
+    Whether a metric fits the data is checked when the data are loaded (`Task.choose`).
     """
     for i, name in enumerate(names):
         if ":" in name:
@@ -134,7 +134,7 @@ def check_metrics(names: Sequence[str]) -> None:
 def check_weights(job: Job) -> None:
     """Raise ConfigError if models.weights does not fit the architectures, or for sub-models.
 
-    Neither do they fit other layers of normalisation.
+    Both need models with the layers of normalisation that their files or full models have.
     """
     weights, kinds = job.models.weights, tuple(dict.fromkeys(job.models.mix))
     if job.models.norm == "group" and (weights or set(job.models.widths) != {1.0}):

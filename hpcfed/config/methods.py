@@ -116,7 +116,7 @@ ALGORITHMS = {
             "long2023",
         ),
         fedavgm=("FedAvgM", "FedAvg whose server has momentum", "hsu2019"),
-        fedopt=("FedOpt", "the server steps by Adam, Yogi or Adagrad", "reddi2021"),
+        fedopt=("FedOpt", "the server steps by Adam, Yogi or Adagrad (FedAdam, ...)", "reddi2021"),
         fedsam=(
             "FedSAM",
             "gradients where one step of ascent leads: flat minima",

@@ -39,7 +39,7 @@ COLUMNS = (
     "one_class",
 )
 # up to this many clients, a round's record has all clients; beyond it, only those that took part
-# or were evaluated
+# or were evaluated (readers fill in the others up to `columns.LISTED` clients)
 FEW = 100
 
 

@@ -40,13 +40,13 @@ class Upload:
 
     relative_to: the value of which a part is a new version, so that part - relative_to is the
     update; zeros for an update that the server adds to those before, so that compression makes up
-    later for what it loses; by default none: the part is another update already, or no update. For
-    several parts, a dict by the part's name. Transforms that need it (compression, clipping) get
-    it; it is not sent.
+    later for what it loses; None, the default: transforms change the part itself. For several
+    parts, a dict by the part's name. Transforms that need it (compression, clipping) get it; it is
+    not sent.
     receivers: number of clients to which the upload goes; each of them gets all bytes.
     lasting: whether the values at the same positions of the client's next upload are new versions
-    of these. They are not if they belong to public examples that were drawn for this round.
-    Otherwise what compression loses is added to the next upload.
+    of these; then what compression loses is added to that upload. They are not if they belong to
+    public examples that were drawn for this round.
     sizes: bytes of the parts that travel encoded, by name; transforms set them.
     updates: names of the parts that a transform has replaced by their updates, part - relative_to.
     """
@@ -137,7 +137,8 @@ class Transform:
     `client.memory`, never in its own fields: a trial uses the same object for other clients.
     keeps_state: whether it keeps anything. Then clients are not trained several at once.
 
-    A complete one, noise on all that clients send; weights of means and whole numbers stay:
+    A complete one, noise on the float32 values that clients send; weights of means, numbers of other
+    types, and statistics of batch normalisation stay:
 
         from hpcfed.core import rng
         from hpcfed.federation.transforms.values import turn_of, values_of, with_values

@@ -90,9 +90,7 @@ MODELS = {
 
 
 def flow(what: str, unit: str, part: str, name: str) -> Measure:
-    """Return the measure of a number of the summary, of which less is better; None if it was not
-    recorded.
-    """
+    """Return the measure of a number of the summary, of which less is better."""
     return Measure(
         what,
         lambda record: (facts(record).get(part, {}).get(name), None),

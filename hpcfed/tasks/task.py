@@ -150,7 +150,10 @@ class Task:
     # training and evaluation
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the default training loss of a batch, a scalar. output: [n, C], of a model."""
+        """Return the default training loss of a batch, a scalar.
+
+        output: [n, C], of a model, float32; in evaluation float64, as are labels y then.
+        """
         raise NotImplementedError
 
     def predict(self, output: Tensor) -> Tensor:

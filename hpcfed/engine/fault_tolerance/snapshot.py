@@ -1,7 +1,7 @@
 """Contents of a checkpoint: the server's state, and each client's weights and memory, by client.
 
-`items` collects them and `take_up` restores them, from files (`storage.checkpoint.Reader`) or from
-memory (`Snapshot`).
+`items` collects them. `take_clients` and `take_shared` restore them from files
+(`storage.checkpoint.Reader`), `take_up` from memory (`Snapshot`).
 """
 
 from __future__ import annotations
