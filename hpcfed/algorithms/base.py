@@ -23,8 +23,8 @@ the hooks in this order:
 `model` says what of the state is the model. The method `weight`, a client's weight in the mean,
 follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `needs_classes`,
-`views`, `step_passes`, `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`,
-`uses_rounds`, `trains_parts`, `trains`, `alone`, `extra_epochs`, `steps_per_batch`,
+`views`, `step_passes`, `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`,
+`trains_once`, `uses_rounds`, `trains_parts`, `trains`, `alone`, `extra_epochs`, `steps_per_batch`,
 `draws_widths`, `in_virtual_time`, `samples_cohorts`, `one_at_a_time`, `edges`, `variants`,
 `proxy_variant`, `per`.
 Each is a ClassVar, or a property if it depends on an option.

@@ -137,8 +137,8 @@ class Transform:
     `client.memory`, never in its own fields: a trial uses the same object for other clients.
     keeps_state: whether it keeps anything. Then clients are not trained several at once.
 
-    A complete one, noise on the float32 values that clients send; weights of means, numbers of other
-    types, and statistics of batch normalisation stay:
+    A complete one, noise on the float32 values that clients send; weights of means, numbers of
+    other types, and statistics of batch normalisation stay:
 
         from hpcfed.core import rng
         from hpcfed.federation.transforms.values import turn_of, values_of, with_values

@@ -284,8 +284,8 @@ class Classification(Task):
         if self.main != Classification.usual[0] or type(self).loss is not Classification.loss:
             output, y = map(torch.cat, zip(*batches, strict=True))
             answers = self.answers(output.float(), y)
-            loss = float(self.loss(output.double(), y))
-            return self.compute((self.main,), answers)[0], loss, float("nan"), answers
+            mean_loss = float(self.loss(output.double(), y))
+            return self.compute((self.main,), answers)[0], mean_loss, float("nan"), answers
 
         ends: list[Tensor] = []
         total, n, parts = None, 0, []
