@@ -98,6 +98,9 @@ def scoped(
                 generator.set_state(state)
 
 
+_spare: list[np.random.MT19937] = []  # for `scoped_everywhere`; to make one takes 0.2 ms
+
+
 @contextmanager
 def scoped_everywhere(
     seed: int, *key: str | int, device: torch.device | str = "cpu"
@@ -110,9 +113,12 @@ def scoped_everywhere(
     value = number(seed, *key)
     generators = [torch.random.default_generator, *_on(torch.device(device))]
     before = [generator.get_state() for generator in generators]
-    of_numpy, of_python = np.random.get_state(), random.getstate()
+    of_python = random.getstate()
+    of_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    twister = _spare.pop() if _spare else np.random.MT19937()
     for generator in generators:
         generator.manual_seed(value % 2**63)
+    np.random.set_bit_generator(twister)  # type: ignore[attr-defined]
     np.random.seed(value % 2**32)
     random.seed(value)
     try:
@@ -120,7 +126,8 @@ def scoped_everywhere(
     finally:
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
-        np.random.set_state(of_numpy)
+        np.random.set_bit_generator(of_numpy)  # type: ignore[attr-defined]
+        _spare.append(twister)
         random.setstate(of_python)
 
 

@@ -2,10 +2,13 @@
 borrowed.
 """
 
+import random
+
+import numpy as np
 import pytest
 import torch
 
-from hpcfed.core.rng import number, scoped, stream, torch_stream
+from hpcfed.core.rng import number, scoped, scoped_everywhere, stream, torch_stream
 
 pytestmark = pytest.mark.quick
 
@@ -58,6 +61,27 @@ def test_an_error_inside_a_scope_restores_the_generator_too():
     with pytest.raises(ZeroDivisionError), scoped(0, "a"):
         torch.rand(1).item() / 0
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_scope_for_users_code_names_all_global_generators_also_in_another_scope():
+    def draw():
+        return torch.rand(1).item(), np.random.rand(), random.random()
+
+    np.random.seed(3)
+    random.seed(3)
+    before = draw()
+    np.random.seed(3)
+    random.seed(3)
+    draws = []
+    for _ in range(2):
+        with scoped_everywhere(1, "round"):
+            draws.append(draw())
+            with scoped_everywhere(1, "turn", len(draws)):
+                np.random.seed(5)
+                draw()
+            draws.append(draw())
+    assert draws[:2] == draws[2:] and draws[0] != draws[1]
+    assert draw()[1:] == before[1:]
 
 
 def test_a_scope_records_whether_something_was_drawn():
