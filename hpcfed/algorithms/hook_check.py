@@ -298,7 +298,8 @@ def state(method: Any, result: Any, *args: Any) -> str:
         return f"return the state as {how}, tensors by name, or replace `model` as well"
     if result is None:
         return "return the server's state, Params for one"
-    if args[1:] and is_plain(method, "round", "model", "averaged"):  # the result of `server`
+    loads = is_plain(method, "round", "model", "averaged", "offer", "receive")
+    if args[1:] and loads:  # the result of `server`
         return differs(result, args[1])
     loads = is_plain(method, "round", "model", "offer", "receive", "local")
     if loads and not args[1:]:  # the result of `init`, which each client loads

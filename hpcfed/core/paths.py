@@ -72,7 +72,7 @@ def output(path: Path, what: str) -> Iterator[None]:
         if os.path.exists(path):
             regular(path)  # a pipe without a reader would never open
         if not os.path.exists(path.parent):
-            path.parent.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         why = error.strerror or error

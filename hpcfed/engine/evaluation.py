@@ -176,7 +176,10 @@ class Evaluation:
             if adapt:
                 personal[client.id] = self._adapted(client, state, adapt)
             elif not received_only:
-                personal[client.id] = self._score(client, state)
+                with self._visit(client.id):
+                    if self.fed.store.stateless and client.id not in self.fed.store.weighted:
+                        self._receive(client, state)
+                    personal[client.id] = self._score(client, state)
             received |= self.received([client.id], state)
         self.fed.exchange.wait("last scores")
         phases = {"_received": received} if received_only else {"": personal, "_received": received}
@@ -326,7 +329,7 @@ class Evaluation:
     def _visit(self, k: int) -> Iterator[None]:
         """Drop the weights of client k afterwards if it had none before."""
         store = self.fed.store
-        new = k not in store.weighted and k not in self.cohort
+        new = k not in store.weighted and (store.stateless or k not in self.cohort)
         yield
         # a repeated round needs the weights of clients whose work is done
         if new or (store.stateless and not self.fed.replay.turns(k)):
@@ -335,7 +338,8 @@ class Evaluation:
     def _receive(self, client: Client, state: State) -> None:
         """Load the model with which the client would start a round from this state."""
         server_state = self.state_of(client.id, state)
-        self.algorithm.receive(client, self.algorithm.offer(self.fed, client, server_state))
+        with self.fed.seeded("receive", self._t, client.id):
+            self.algorithm.receive(client, self.algorithm.offer(self.fed, client, server_state))
 
     def _adapted(
         self, client: Client, state: State, adapt: Callable[[Federation, Client, int], None]
@@ -346,7 +350,7 @@ class Evaluation:
         such a model is dropped afterwards.
         """
         fed = self.fed
-        with self._visit(client.id):
+        with self._visit(client.id), fed.seeded("adapt", self._t, client.id):
             if fed.store.stateless:
                 self._receive(client, state)
             server_state = self.state_of(client.id, state)
@@ -366,7 +370,10 @@ class Evaluation:
         validate: also score the examples that the client holds out.
         Changes of the model that the prediction needs are undone.
         """
-        with self._predictor(client, state) as predict:
+        with (
+            self.fed.seeded("score", self._t, client.id),
+            self._predictor(client, state) as predict,
+        ):
             return score(self.fed, client, predict, validate)
 
     @contextmanager

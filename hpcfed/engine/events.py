@@ -265,7 +265,8 @@ class Events:
                 self.edges.serve(k)
             for client in self.fed.mine([job.client]) if self.algorithm.to_server else ():
                 served = self.state_of(k, state)
-                client.memory["download"] = self.algorithm.offer(self.fed, client, served)
+                with self.fed.seeded("offer", k, job.number):
+                    client.memory["download"] = self.algorithm.offer(self.fed, client, served)
 
     def _compute(self, jobs: list[Work]) -> None:
         """Compute those of these jobs that have started, each at its client's rank.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ class HookEffects(Transform):
         # by the tensor's identity
         self.state: list[tuple[str, Tensor, Tensor]] = []
         self.received: dict[int, tuple[str, Tensor, Tensor]] = {}
+        self.changed: set[int] = set()  # those of them that a turn has changed
         self.downloads, self.uploads = 0, 0
         self.weights: list[float] = []  # of the means that clients send
 
@@ -53,18 +55,20 @@ class HookEffects(Transform):
 
     def begin(self, state: Any) -> None:
         """Note the server's state as a round begins."""
-        self.state, self.received = list(copies(to_tree(state))), {}
+        self.state, self.received, self.changed = list(copies(to_tree(state))), {}, set()
 
     def download(self, fed: Federation, client: Client, value: Any) -> tuple[Any, int | None]:
         self.downloads += 1
         for name, tensor, copy in copies(value):
-            sent = self.received.setdefault(id(tensor), (name, tensor, copy))
-            self.refuse_changed([sent], IN_TURN, "what several clients receive")
+            changed = [self.received[id(tensor)]] if id(tensor) in self.changed else []
+            self.refuse_changed(changed, IN_TURN, "what several clients receive")
+            self.received[id(tensor)] = name, tensor, copy
         return value, None
 
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
         self.uploads += 1
         self.refuse_changes(IN_TURN)
+        self.changed |= {key for key, noted in self.received.items() if differs(*noted[1:])}
         for part in upload.parts.values():
             for term in part.terms if isinstance(part, Mean) else ():
                 weight = term.weight  # a number, a tensor, or Params of them
@@ -87,7 +91,7 @@ class HookEffects(Transform):
         noted: name, tensor and copy.  whose: of what they are parts.
         """
         for name, tensor, before in noted if isinstance(self.method, RoundBased) else ():
-            if not torch.isclose(tensor, before, rtol=0, atol=0, equal_nan=True).all():
+            if differs(tensor, before):
                 raise user_code.OwnError(
                     f"{self.places(hooks)} changes {name!r} of {whose} in place, so that the next "
                     f"client, and a round that is repeated, would begin from the changed values; "
@@ -137,7 +141,7 @@ class HookEffects(Transform):
         before: the values of the class before the trial, as `class_values` returns them.
         """
         after, cls = class_values(self.method), type(self.method)
-        if changed := [name for name in after if after[name] != before.get(name)]:
+        if changed := [name for name in before if after.get(name) != before[name]]:
             yield (
                 f"{self.places(IN_TURN + AT_SERVER)}: {join_few(changed, 4)} of {cls.__name__} "
                 f"changes during the run; no checkpoint saves it, and each rank has another; keep "
@@ -165,6 +169,11 @@ class HookEffects(Transform):
             )
 
 
+def differs(tensor: Tensor, before: Tensor) -> bool:
+    """Return whether a tensor differs from an earlier copy."""
+    return not torch.isclose(tensor, before, rtol=0, atol=0, equal_nan=True).all()
+
+
 def copies(value: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield name, tensor and a copy for each tensor in a value."""
     for name, tensor in tensors(value):
@@ -188,9 +197,12 @@ def class_values(method: Method) -> dict[str, Any]:
 def contents(value: Any) -> Any:
     """Return something that is equal for equal contents, and is not the value itself."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().to_dense().flatten().view(torch.uint8).numpy().tobytes()
+        row = value.detach().cpu().to_dense().flatten().contiguous()
+        return crc32(row.view(torch.uint8).numpy().tobytes())
     if isinstance(value, np.ndarray):
-        return value.tobytes()
+        return crc32(value.tobytes())
+    if isinstance(value, float):
+        return repr(value)  # nan differs from itself
     if isinstance(value, Mapping):
         return [(contents(key), contents(item)) for key, item in value.items()]
     if isinstance(value, list | tuple):

@@ -108,8 +108,9 @@ def unused_users(job: Job, world: World) -> int:
 
 def only_tests(job: Job, world: World) -> list[str]:
     """Return a warning if natural clients have test examples alone, on which nobody is tested."""
-    names = users_without_training(world.data)
-    if job.data.partition != "natural" or job.data.name in DATASETS or not names:
+    if job.data.partition != "natural" or job.data.name in DATASETS:
+        return []
+    if not (names := users_without_training(world.data)):
         return []
     return [
         f"{data_name(job.data.model_dump())}: {job.columns.client or 'user'} "

@@ -48,7 +48,7 @@ def watch_tests(fed: Federation) -> list[str]:
 def describe_reads(lines: list[str]) -> list[str]:
     """Return the warning about a method that reads test examples for training; [] for none."""
     return [
-        f"{line}client.test is read with gradients, as for training; train on client.train, or "
-        f"evaluate under torch.no_grad()"
+        f"{line}client.test is read with gradients, as for training; if it is for training, read "
+        f"client.train; if not, read it under torch.no_grad()"
         for line in lines
     ]

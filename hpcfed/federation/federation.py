@@ -360,7 +360,8 @@ class Federation:
 
     def _turn(self, group: Sequence[int], task: int) -> tuple[str | int, ...]:
         """Return the name of a turn of these clients, which no other turn of the run has."""
-        return "turn", self.t, task, self.replay.uploads[group[0]], *group
+        number = self.replay.requests[group[0]]  # of the client's turns in this round
+        return "turn", self.t, int(self.stays), task, number, *group
 
     def begin(self) -> None:
         """Begin a round, for the first time or again."""
@@ -590,7 +591,12 @@ class Federation:
 
     def on_root(self, fn: Callable[[], T]) -> T:
         """Compute a result of the server on rank 0, and send it to all ranks; collective."""
-        return self.exchange.on_root(fn)
+
+        def work() -> T:
+            with self.seeded("root", self.t, int(self.stays), self.replay.exchanges):
+                return fn()
+
+        return self.exchange.on_root(work)
 
     def spread(self, items: Iterable[Item], work: Callable[[Item], T]) -> dict[Item, T]:
         """Return the results of independent pieces of the server's work, by item, on all ranks.
@@ -606,4 +612,12 @@ class Federation:
         beyond its value.
         Raises ValueError if an item comes twice.
         """
-        return self.exchange.spread(items, work)
+        items = list(items)
+        places = {item: i for i, item in enumerate(items)}
+        where = ("spread", self.t, int(self.stays), self.replay.exchanges)
+
+        def seeded(item: Item) -> T:
+            with self.seeded(*where, places[item]):
+                return work(item)
+
+        return self.exchange.spread(items, seeded)

@@ -12,7 +12,7 @@ that ends in a linear layer (`hpcfed.models.user_model`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +173,8 @@ def build_own(
 
     module = make(name, target, shape, classes, d)
     if not all(p.requires_grad for p in module.parameters()):
-        module = deepcopy(module)  # frozen layers may be those of other models, and of the user's
+        with suppress(Exception):  # some attributes cannot be copied
+            module = deepcopy(module)  # frozen layers may be those of other models, or the user's
     names = {layer: path for path, layer in module.named_modules()}
     try:
         body, linear = split(name, module, shape, classes, d)

@@ -88,7 +88,12 @@ def refuse(
     """
     place = f"models.mix: {name}: {user_code.line_of(target)}"
     with rng.scoped(0, "untrained"):
-        module, other = (make(name, target, shape, classes, d) for _ in range(2))
+        module = make(name, target, shape, classes, d)
+        try:
+            with torch.device("meta"):  # without memory, where the user's code allows it
+                other = make(name, target, shape, classes, d)
+        except ConfigError:
+            other = make(name, target, shape, classes, d)
         others = set(map(id, other.parameters()))
         if shared := [
             n for n, p in module.named_parameters() if p.requires_grad and id(p) in others

@@ -54,6 +54,24 @@ def test_the_speeds_of_ranks_place_clients_and_change_no_bit(method: str):
     equal_on(3, slow, toy.run(Serial(), job))
 
 
+LAST = "afl", "aruba", "ccvr", "fedexp", "fedsam", "fedbabu", "fedhenn"  # they have a last step
+
+
+@pytest.mark.parametrize("method", LAST)
+def test_scores_after_the_last_step_are_the_same_on_any_ranks(method: str):
+    job = toy.job(method, *toy.different(method), "--rounds", "1", "--participation", "1")
+
+    def last(comm):
+        rounds = toy.start(comm, job)
+        rounds.step()
+        return rounds.finish()
+
+    want = last(Serial())
+    for row in spmd(3, last):
+        assert row.keys() == want.keys()
+        assert all(np.array_equal(row[name], want[name], equal_nan=True) for name in want)
+
+
 def test_seeds_differ():
     runs = [toy.run(Serial(), toy.job("fedavg", "--seed", seed), rounds=1) for seed in ("0", "1")]
     assert toy.differences(*map(learned, runs)) != []

@@ -13,8 +13,11 @@ from hpcfed.federation.upload import Upload
 class Careless(RoundBased):
     """FedAvg with draws; clients send and remember parts of their module without a copy."""
 
+    def offer(self, fed, client, state):
+        return state * float(1 + 0.01 * torch.rand(1))
+
     def local(self, fed, client, state, t):
-        received = fed.down(client, state)
+        received = fed.down(client, self.offer(fed, client, state))
         self.receive(client, received)
         client.model.head.bias.data += torch.randn(1) + np.random.rand() + random.random()
         client.model.head.bias.data += client.memory.get("bias", 0.0)
@@ -23,5 +26,5 @@ class Careless(RoundBased):
         return Upload(Mean.of(Params(client.model.state_dict()), self.weight(client)))
 
     def server(self, fed, state, mean, cohort):
-        noise = torch.randn(1) + np.random.rand() + random.random()
+        noise = fed.on_root(lambda: torch.randn(1)) + np.random.rand() + torch.randn(1)
         return Params({name: value + 0.01 * noise for name, value in mean.items()})

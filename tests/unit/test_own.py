@@ -35,7 +35,7 @@ NUMBER = count()
 HEAD = """
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
@@ -478,6 +478,20 @@ FINE = {
         "per: ClassVar = 'tensor'"
     ),
     "a sparse tensor of the class": "mixing: ClassVar = torch.eye(3).to_sparse()",
+    "a last step": "def finish(self, fed, state, t):\n    return state * 0.9\n",
+    "a value that is computed once": (
+        "@cached_property\ndef table(self):\n    return torch.eye(2)\n"
+        + LOSS
+        + "return F.cross_entropy(model(x), y) + 0 * self.table.sum()"
+    ),
+    "part of a tensor of the class": "steps: ClassVar = torch.arange(6.)[::2]",
+    "momentum of the server": (
+        "per: ClassVar = 'tensor'\n"
+        "def offer(self, fed, client, state):\n"
+        "    return state.pick(lambda name: not name.startswith('m/'))\n"
+        "def server(self, fed, state, mean, cohort):\n"
+        "    return Params(mean, **{'m/head.bias': mean['head.bias'] * 0.5})"
+    ),
     "a download of the client's own": (
         "def offer(self, fed, client, state):\n    return state * 1.0\n" + LOCAL + "download = "
         "fed.down(client, self.offer(fed, client, state))\n"
@@ -495,6 +509,8 @@ def test_what_a_hook_may_do_is_neither_refused_nor_warned_of_and_is_tried(module
     words = [*SMALL, "--models.mix", "mlp", "--out", "r", "--algorithm.name"]
     assert main([*words, f"{name}:Mine"]) == 0
     assert not capsys.readouterr().err
+    if case == "a last step":
+        return
     name = module(method(FINE[case] + "\ndef finish(self, fed, state, t):\n    return fed.stat"))
     assert main([*words, f"{name}:Mine", "--overwrite"]) == 2
     assert "AttributeError" in capsys.readouterr().err
