@@ -32,7 +32,7 @@ from hpcfed.config.validation_messages import reason
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.inputs import count
-from hpcfed.core.params import Mean, Params
+from hpcfed.core.params import Mean, Params, first_misfit
 from hpcfed.core.wording import join_few
 from hpcfed.federation.upload import Upload
 
@@ -68,7 +68,7 @@ def mistakes(cls: type) -> Iterator[str]:
             f"(hpcfed.algorithms.events)"
         )
         return
-    theirs = [c for c in cls.__mro__ if is_users(c)]
+    theirs = users_classes(cls)
     base = next(c for c in cls.__mro__ if not is_users(c))
     used = set().union(*map(references, theirs))
     replaced = {name for c in theirs for name in vars(c)}
@@ -82,6 +82,11 @@ def mistakes(cls: type) -> Iterator[str]:
 
 def is_users(cls: type) -> bool:
     return cls.__module__.partition(".")[0] not in LIBRARIES
+
+
+def users_classes(cls: type) -> list[type]:
+    """Return those of a class and its bases that are the user's."""
+    return [c for c in cls.__mro__ if is_users(c)]
 
 
 def pydantic_names(cls: type) -> set[str]:
@@ -298,15 +303,15 @@ def state(method: Any, result: Any, *args: Any) -> str:
         return f"return the state as {how}, tensors by name, or replace `model` as well"
     if result is None:
         return "return the server's state, Params for one"
-    loads = is_plain(method, "round", "model", "averaged", "offer", "receive")
-    if args[1:] and loads:  # the result of `server`
-        return differs(result, args[1])
-    loads = is_plain(method, "round", "model", "offer", "receive", "local")
-    if loads and not args[1:]:  # the result of `init`, which each client loads
-        kinds = sorted({*args[0].architectures})
-        models = (args[0].shapes(architecture=kind) for kind in kinds)
-        return next(filter(None, (misfit(result, m) for m in models)), "")
-    return ""
+    if not is_plain(method, "round", "model", "offer", "receive"):
+        return ""
+    if args[1:]:  # the result of `server`
+        return differs(result, args[1]) if is_plain(method, "averaged") else ""
+    if not is_plain(method, "local"):
+        return ""
+    kinds = sorted({*args[0].architectures})  # each client loads the result of `init`
+    models = (args[0].shapes(architecture=kind) for kind in kinds)
+    return next(filter(None, (misfit(result, m) for m in models)), "")
 
 
 def differs(result: Params, before: Params) -> str:
@@ -318,14 +323,13 @@ def differs(result: Params, before: Params) -> str:
 
 def misfit(state: Params, wanted: Params, whose: str = "a client's model has") -> str:
     """Check that tensors have names and shapes of wanted ones."""
-    for name, value in state.items():
-        shape = [*wanted[name].shape] if name in wanted else None
-        if [*value.shape] != shape:
-            return (
-                f"it holds {name!r} of shape {[*value.shape]}, but {whose} one of shape {shape} "
-                f"(None: not at all); keep names and shapes, with which clients load it"
-            )
-    return ""
+    if not (other := first_misfit(state, wanted)):
+        return ""
+    name, shape, wanted_shape = other
+    return (
+        f"it holds {name!r} of shape {shape}, but {whose} one of shape {wanted_shape} (None: not "
+        f"at all); keep names and shapes, with which clients load it"
+    )
 
 
 def upload(method: Any, result: Any, *args: Any) -> str:

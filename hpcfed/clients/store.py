@@ -259,16 +259,15 @@ class ClientStore:
         """
         state = self.states.peek(k)
         if state and state.memory:
-            state.memory = row_major(self.apart(state.memory))
+            memory = self.apart(state.memory) if self.careful else state.memory
+            state.memory = row_major(memory)
 
     def apart(self, value: Any) -> Any:
         """Return the value with copies of tensors that are parts of a module; itself, without any.
 
         The module of an architecture holds the weights of another client in the next turn, so that
-        what outlives a turn must not lie in its memory. hpcfed's own methods know that.
+        what outlives a turn must not lie in its memory.
         """
-        if not self.careful:
-            return value
         addresses = {a for skeleton in self.skeletons.values() for a in skeleton.addresses}
         addresses.discard(0)  # of empty tensors, and of those without values
 

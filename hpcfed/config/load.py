@@ -32,7 +32,7 @@ from hpcfed.config.job import Job, job_model
 from hpcfed.config.layers import CALL, DEFAULT, PREFIX, STORED, Layer, environment, merge, origin
 from hpcfed.config.methods import ALGORITHMS, with_registered_name
 from hpcfed.config.sections import Data
-from hpcfed.config.validation_messages import explain, no_field
+from hpcfed.config.validation_messages import explain, no_field, reason
 from hpcfed.config.words import CommandLine, flag
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError, format_error
@@ -368,7 +368,7 @@ def implied_value(job: Job, source: str, name: str, value: Any) -> Any:
     try:
         return getattr(type(section).model_validate(section.model_dump() | {last: value}), last)
     except ValidationError as error:
-        why = error.errors()[0]["msg"].lower()
+        why = reason(error.errors()[0])
         raise ConfigError(f"{source}: {name}: {why}, got {value!r}") from error
 
 

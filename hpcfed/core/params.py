@@ -61,6 +61,20 @@ class Params(dict[str, Tensor]):
         return sum(value.numel() * value.element_size() for value in self.values())
 
 
+def first_misfit(
+    values: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+) -> tuple[str, list[int], list[int] | None] | None:
+    """Return name, shape and wanted shape of the first tensor of another name or shape than wanted.
+
+    The wanted shape is None if there is no tensor of the name. The result is None if all fit.
+    """
+    for name, value in values.items():
+        shape = [*wanted[name].shape] if name in wanted else None
+        if [*value.shape] != shape:
+            return name, [*value.shape], shape
+    return None
+
+
 # one number for all tensors, or by name a tensor that broadcasts against the value
 Weight = float | Params
 # by name: for each of the first dimensions the indices that a value fills

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.architectures import find
 from hpcfed.core import user_code
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.code_digest import digest
-from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.version import __version__
-from hpcfed.storage import results
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
+
+ANEW = (
+    "start anew (--overwrite, or another --out), or continue all the same with --own-changed (in "
+    "Python overwrite=True or own_changed=True)"
+)
 
 
 def names_of(job: Job) -> list[str]:
@@ -42,15 +46,12 @@ def changed(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [name for name, code in now.items() if stored.get(name, code) != code]
 
 
-def check(job: Job, folder: Path) -> list[str]:
+def check(job: Job, folder: Path, header: Mapping[str, Any]) -> list[str]:
     """Check the code of a run that is to be resumed, and return warnings.
 
+    header: of the run's results.
     Raises ConfigError if a method or model of the user has changed, unless the job accepts that.
     """
-    try:
-        header = results.recover(folder).header
-    except CheckpointError:
-        return []
     differ = changed(header.get("own", {}), digests(names_of(job)))
     if differ and not job.own_changed:
         raise ConfigError(refusal(differ, str(folder)))
@@ -66,6 +67,5 @@ def refusal(names: list[str], folder: str) -> str:
     """Return the message about changed code."""
     return (
         f"the code of {', '.join(names)} has changed since {folder} began, so its rounds would be "
-        f"of two methods; start anew (--overwrite, or another --out), or continue all the same "
-        f"with --own-changed (in Python overwrite=True or own_changed=True)"
+        f"of two methods; {ANEW}"
     )

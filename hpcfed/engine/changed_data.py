@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from isal.isal_zlib import crc32
 
 from hpcfed.config.job import READING
-from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import join_few
 from hpcfed.data.dataset import to_arrays
-from hpcfed.storage import results
+from hpcfed.engine.changed_code import ANEW
 from hpcfed.storage.fields import covers, flat
 
 if TYPE_CHECKING:
@@ -46,16 +46,12 @@ def changed(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [name for name in names if stored.get(name) != now.get(name)]
 
 
-def check(job: Job, folder: Path, now: Mapping[str, str]) -> list[str]:
+def check(job: Job, folder: Path, header: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
     """Check the data of a run that is to be resumed, and return warnings.
 
-    now: digests of the job's data.
+    header: of the run's results.  now: digests of the job's data.
     Raises ConfigError if the data have changed, unless the job accepts that.
     """
-    try:
-        header = results.recover(folder).header
-    except CheckpointError:
-        return []
     fields, before = flat(job.identity()), flat(header.get("job", {}))
     if any(before.get(name) != fields[name] for name in fields if covers(READING, name)):
         return []  # the job has changed, which the checkpoint refuses
@@ -66,7 +62,5 @@ def check(job: Job, folder: Path, now: Mapping[str, str]) -> list[str]:
     if job.own_changed:
         return [change]
     raise ConfigError(
-        f"{change}, so its rounds would be of two data sets; restore the data, start anew "
-        f"(--overwrite, or another --out), or continue all the same with --own-changed (in Python "
-        f"overwrite=True or own_changed=True)"
+        f"{change}, so its rounds would be of two data sets; restore the data, {ANEW}"
     )

@@ -93,7 +93,8 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
     """
     logs.check(job.log)
     run, digests = folder.of(job), changed_data.digests(data, other)
-    changes = changed_data.check(job, run, digests) if job.resume else []
+    header = folder.results_header(run) if job.resume else {}
+    changes = changed_data.check(job, run, header, digests) if header else []
     if job.on_round:
         on_round.load(job.on_round)
     adapted.check(job)
@@ -119,8 +120,8 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
 
     costs = {kind: cost(kind, shape, classes, d, data.vocabulary) for kind in kinds}
     adds = {kind: work(kind, shape, classes, d, data.vocabulary).multiply_adds for kind in kinds}
-    if job.resume:
-        changes += changed_code.check(job, run)
+    if header:
+        changes += changed_code.check(job, run, header)
     decided = World(
         data,
         partition,

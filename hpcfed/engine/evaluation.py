@@ -144,7 +144,8 @@ class Evaluation:
         scores, stateless = {}, self.fed.store.stateless
         for client in self._mine(k for k in ks if stateless or self.stale[k]):
             with self._visit(client.id):
-                if not self._has_weights(client.id):
+                idle = stateless and client.id not in self.cohort
+                if idle or not self._has_weights(client.id):
                     self._receive(client, state)
                 scores[client.id] = self._score(client, state, not self.validates_received)
         return scores
@@ -152,7 +153,7 @@ class Evaluation:
     def _has_weights(self, k: int) -> bool:
         """Return whether client k has weights of its own now."""
         store = self.fed.store
-        return not store.stateless or (k in self.cohort and k in store.weighted)
+        return not store.stateless or k in store.weighted
 
     def after_last_round(
         self,
@@ -177,7 +178,7 @@ class Evaluation:
                 personal[client.id] = self._adapted(client, state, adapt)
             elif not received_only:
                 with self._visit(client.id):
-                    if self.fed.store.stateless and client.id not in self.fed.store.weighted:
+                    if not self._has_weights(client.id):
                         self._receive(client, state)
                     personal[client.id] = self._score(client, state)
             received |= self.received([client.id], state)

@@ -105,11 +105,16 @@ def run_id(folder: Path) -> str:
 
     It is read from the results, or from the newest checkpoint if there are no usable results.
     """
-    try:
-        header = results.recover(folder).header
-    except CheckpointError:
-        header = checkpoint.newest_header(folder)
+    header = results_header(folder) or checkpoint.newest_header(folder)
     return header.get(RUN_ID, "")
+
+
+def results_header(folder: Path) -> dict[str, Any]:
+    """Return the header of the results in this folder; {} if there are no usable results."""
+    try:
+        return results.recover(folder).header
+    except CheckpointError:
+        return {}
 
 
 def of(job: Job) -> Path:

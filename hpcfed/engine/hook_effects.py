@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hpcfed.algorithms.base import Method, RoundBased, is_plain
-from hpcfed.algorithms.hook_check import is_users
+from hpcfed.algorithms.hook_check import users_classes
 from hpcfed.core import user_code
 from hpcfed.core.params import Mean
 from hpcfed.core.payload import tensors, to_tree
@@ -127,8 +127,9 @@ class HookEffects(Transform):
     def places(self, hooks: tuple[str, ...]) -> str:
         """Return file, line and name of the user's hooks among these, for messages."""
         cls = type(self.method)
-        users = [c for c in cls.__mro__ if is_users(c)]
-        owners = {name: next((c for c in users if name in vars(c)), None) for name in hooks}
+        owners = {
+            name: next((c for c in users_classes(cls) if name in vars(c)), None) for name in hooks
+        }
         functions = [getattr(owner, name) for name, owner in owners.items() if owner]
         if not functions:
             return cls.__name__
@@ -184,13 +185,12 @@ def copies(value: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
 def class_values(method: Method) -> dict[str, Any]:
     """Return the contents of what can change in a user's method, by name: fields, class values."""
     values = dict(method) | (method.__pydantic_private__ or {})
-    for c in type(method).__mro__:
-        if is_users(c):
-            values |= {
-                name: value
-                for name, value in vars(c).items()
-                if isinstance(value, CONTAINERS) and not name.startswith(("__", "model_"))
-            }
+    for c in users_classes(type(method)):
+        values |= {
+            name: value
+            for name, value in vars(c).items()
+            if isinstance(value, CONTAINERS) and not name.startswith(("__", "model_"))
+        }
     return {name: contents(value) for name, value in values.items()}
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import ValidationError
 
+from hpcfed.algorithms.hook_check import users_classes
 from hpcfed.comm import Serial
 from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
@@ -97,7 +98,7 @@ def check_saved(rounds: Rounds) -> None:
             elif name.startswith("clients/"):
                 tree.check(item["memory"], "client.memory")
         except CheckpointError as error:
-            cls = user_code.load("algorithm.name", rounds.algorithm.name, "module:Class")
+            cls = users_classes(type(rounds.algorithm))[0]
             raise user_code.OwnError(
                 f"{user_code.line_of(cls)}: {cls.__name__}: {error}"
             ) from error

@@ -219,9 +219,10 @@ class Uplink:
                 f"{user_code.caller()}the turn of client {client.id} returns a "
                 f"{type(upload).__name__}; return Upload(...), or None if nothing is sent"
             )
-        sent = [dict(upload.parts), dict(upload.relative_to)]
-        parts, references = self._fed.store.apart(sent)
-        upload = upload.changed(parts).with_references(references)
+        if self._fed.store.careful:
+            sent = [dict(upload.parts), dict(upload.relative_to)]
+            parts, references = self._fed.store.apart(sent)
+            upload = upload.changed(parts).with_references(references)
         for transform in self._fed.transforms:
             upload = transform.upload(self._fed, client, upload)
         if not is_row_major(parts := dict(upload.parts)):

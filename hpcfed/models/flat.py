@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hpcfed.core import user_code
 from hpcfed.core.aligned import padded
-from hpcfed.core.params import Params
+from hpcfed.core.params import Params, first_misfit
 from hpcfed.core.wording import join_few
 from hpcfed.models.model import Model, Pair
 
@@ -174,15 +174,13 @@ class Skeleton:
         try:
             torch._foreach_copy_([self.view(name) for name in values], list(values.values()))
         except (KeyError, RuntimeError) as error:
-            for name, value in values.items():
-                shape = [*self.view(name).shape] if name in self._views else None
-                if [*value.shape] != shape:
-                    raise user_code.OwnError(
-                        f"{user_code.caller()}a model is to load {name!r} of shape "
-                        f"{[*value.shape]}, but has one of shape {shape} (None: not at all); it "
-                        f"has {join_few(list(self._views), 4)}"
-                    ) from error
-            raise
+            if not (other := first_misfit(values, self._views)):
+                raise
+            name, shape, wanted_shape = other
+            raise user_code.OwnError(
+                f"{user_code.caller()}a model is to load {name!r} of shape {shape}, but has one of "
+                f"shape {wanted_shape} (None: not at all); it has {join_few(list(self._views), 4)}"
+            ) from error
 
     def view(self, name: str) -> Tensor:
         """Return the parameter or buffer of this name, without gradient.

@@ -873,9 +873,9 @@ def test_a_model_whose_parameters_get_a_gradient_now_and_then_or_are_frozen_is_n
 
 def test_a_loss_of_ones_own_and_models_train_may_leave_a_part_without_gradient(module, capsys):
     _, name, _ = own_model(module, UNTRAINED["detach"][0])
-    own = module(method(LOSS + "return F.cross_entropy(model(x), y)"))
+    with_loss = module(method(LOSS + "return F.cross_entropy(model(x), y)"))
     words = [*SMALL, "--models.mix", name, "--dry-run", "--algorithm.name"]
-    assert main([*words, f"{own}:Mine"]) == 0
+    assert main([*words, f"{with_loss}:Mine"]) == 0
     assert main([*words, "fedavg", "--models.train", "head.*"]) == 0
     assert main([*words, "fedavg"]) == 2
     err = capsys.readouterr().err
