@@ -16,7 +16,7 @@ from hpcfed.clients.client_state import ClientState, UndoLog, state_store
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.inputs import zeros
-from hpcfed.core.payload import map_tensors, on_device, row_major, tensors
+from hpcfed.core.payload import LEAVES, map_tensors, on_device, row_major, tensors
 from hpcfed.models import build, for_shapes
 from hpcfed.models.cost import work
 from hpcfed.models.finetuning import Finetuning
@@ -266,17 +266,25 @@ class ClientStore:
         """Return the value with copies of tensors that are parts of a module; itself, without any.
 
         The module of an architecture holds the weights of another client in the next turn, so that
-        what outlives a turn must not lie in its memory.
+        what outlives a turn must not lie in its memory. A numpy array without memory of its own
+        (`weight.detach().numpy()`) may lie there too.
         """
         addresses = {a for skeleton in self.skeletons.values() for a in skeleton.addresses}
         addresses.discard(0)  # of empty tensors, and of those without values
 
-        def inside(tensor: Tensor) -> bool:
-            return tensor.untyped_storage().data_ptr() in addresses
+        def inside(leaf: Tensor | np.ndarray) -> bool:
+            if isinstance(leaf, Tensor):
+                return leaf.untyped_storage().data_ptr() in addresses
+            return not leaf.flags.owndata
 
-        if not any(inside(t) for _, t in tensors(value) if isinstance(t, Tensor)):
+        def owned(leaf: Tensor | np.ndarray) -> Tensor | np.ndarray:
+            if not inside(leaf):
+                return leaf
+            return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf.copy()
+
+        if not any(inside(leaf) for _, leaf in tensors(value)):
             return value
-        return map_tensors(value, lambda t: t.detach().clone() if inside(t) else t)
+        return map_tensors(value, owned, LEAVES)
 
     def parcel(self, k: int) -> dict[str, Any]:
         """Return client k's weights and memory, to be read, sent or saved.

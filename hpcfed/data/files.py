@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ from hpcfed.tasks import Task, infer, make
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
 MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # valid name of a modality
 USERS = ("users", "user_hash")
+FEW = 8  # arrays that a line names
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class File:
     tables: training and test table, for rows of numbers.
     task: that which the file states, or None.
     label: of tables, the array of labels.
+    unread: names of arrays and groups that are of no split, and no fact about them.
     """
 
     train: Raw | None
@@ -67,6 +69,7 @@ class File:
     channels: str = "auto"  # as in `Reading`
     tables: tuple[Table, Table | None] | None = None
     label: str = ""  # of tables: the array of labels
+    unread: Sequence[str] = ()
 
 
 def read(path: Path, how: Reading | None = None) -> DataSet:
@@ -118,6 +121,17 @@ def from_arrays(name: str, arrays: Mapping[str, np.ndarray], how: Reading) -> Da
 
 
 def _dataset(path: Path, file: File, how: Reading) -> DataSet:
+    data = _of_table_or_arrays(path, file, how)
+    if not file.unread:
+        return data
+    line = (
+        f"{path}: not read: {join_few(file.unread, FEW)}; examples are those of train and "
+        f"test, and evaluate.validation holds some of each client's training examples out"
+    )
+    return replace(data, notes=(*data.notes, line))
+
+
+def _of_table_or_arrays(path: Path, file: File, how: Reading) -> DataSet:
     check_idle(path, file, how)
     if file.tables:
         train, test = file.tables
@@ -162,6 +176,7 @@ class Source:
     inputs, labels: names that these arrays may have.
     place: returns the place of an array, given its split and its name.
     fact: the place of a fact, as a format of its name.
+    unread: as in `File`.
     """
 
     path: Path
@@ -172,6 +187,7 @@ class Source:
     labels: tuple[str, ...]
     place: Callable[[str, str], str]
     fact: str = "{}"
+    unread: Sequence[str] = ()
 
     def where(self, part: str, name: str) -> str:
         """Return the beginning of a message about an array."""
@@ -230,7 +246,13 @@ def _of_npz(path: Path, file: Mapping[str, np.ndarray]) -> Source:
         facts["classes"] = check.texts(file["classes"], f"{path}: classes").tolist()
     if "columns" in file:
         facts["columns"] = file["columns"].tolist()
-    return Source(path, file, parts, facts, ("x", "text"), ("y",), place)
+    unread = [
+        name
+        for name in file
+        if name not in {*named, "classes", "columns"}
+        and name.split("/")[0].rpartition("_")[2] not in ("train", "test")
+    ]
+    return Source(path, file, parts, facts, ("x", "text"), ("y",), place, unread=unread)
 
 
 def _open_hdf5(path: Path, how: Reading) -> File:
@@ -260,7 +282,8 @@ def _of_hdf5(path: Path, opened: h5py.File) -> Source:
         facts["jpeg_header"] = whole(file["jpeg_header"], f"{path}: jpeg_header")
     facts = {name: value for name, value in facts.items() if value is not None}
     inputs, labels = ("images", "x", "text", "features"), ("labels", "y")
-    return Source(path, file, parts, facts, inputs, labels, "{}/{}".format, "attribute {}")
+    unread = [name for name in file if name not in ("train", "test", "jpeg_header")]
+    return Source(path, file, parts, facts, inputs, labels, "{}/{}".format, "attribute {}", unread)
 
 
 def _of_group(path: Path, file: Nodes, part: str) -> list[str]:
@@ -291,13 +314,17 @@ def _read(source: Source, how: Reading) -> File:
     if not vocabulary and is_table(*nodes):
         table, *tests = [_table(source, part, numbers, labels, how) for part in source.parts]
         tables = table, tests[0] if tests else None
-        return File(None, None, classes, task=task, tables=tables, label=labels)
+        return File(
+            None, None, classes, task=task, tables=tables, label=labels, unread=source.unread
+        )
     train, *others = [_raw(source, part, how.columns.client) for part in source.parts]
     names = train.x if isinstance(train.x, Mapping) else ()
     vocabularies = {name: source.vocabulary(f"vocabulary/{name}") for name in names}
     test = others[0] if others else None
     own_tests = _own_tests(source, train, test)
-    return File(train, test, classes, vocabulary, vocabularies, task, own_tests)
+    return File(
+        train, test, classes, vocabulary, vocabularies, task, own_tests, unread=source.unread
+    )
 
 
 def check_modality(where: str, name: str) -> None:
