@@ -38,7 +38,7 @@ from hpcfed.core.params import Params, Term
 from hpcfed.core.payload import nbytes
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.federation import Federation
-from hpcfed.federation.trial import Shortened, Trial, TrialUplink, UploadedParts
+from hpcfed.federation.trial_notes import Shortened, Trial, TrialUplink, UploadedParts
 from hpcfed.models.assign import widest
 from hpcfed.tasks import Task
 from hpcfed.training import examples

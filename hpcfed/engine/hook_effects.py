@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from hpcfed.core import user_code
 from hpcfed.core.params import Mean
 from hpcfed.core.payload import tensors, to_tree
 from hpcfed.core.wording import join_few
+from hpcfed.engine.changed_data import digest
 from hpcfed.federation.upload import Transform, Upload
 
 if TYPE_CHECKING:
@@ -198,9 +198,9 @@ def contents(value: Any) -> Any:
     """Return something that is equal for equal contents, and is not the value itself."""
     if isinstance(value, Tensor):
         row = value.detach().cpu().to_dense().flatten().contiguous()
-        return crc32(row.view(torch.uint8).numpy().tobytes())
+        return digest(row.view(torch.uint8).numpy())
     if isinstance(value, np.ndarray):
-        return crc32(value.tobytes())
+        return contents(value.tolist()) if value.dtype.hasobject else digest(value)
     if isinstance(value, float):
         return repr(value)  # nan differs from itself
     if isinstance(value, Mapping):

@@ -22,7 +22,7 @@ from hpcfed.algorithms.events import EventBased
 from hpcfed.algorithms.trial import Kind, first_of_kinds, in_order, rehearse, trial
 from hpcfed.engine.event_queue import make_queue
 from hpcfed.federation.transforms.privacy.examples import Gradients
-from hpcfed.federation.trial import Training
+from hpcfed.federation.trial_notes import Training
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation

@@ -24,7 +24,7 @@ from hpcfed.federation.placement import Placement
 from hpcfed.federation.replay_log import ReplayLog
 from hpcfed.federation.sealed import MeanRule, Sealed, check_open, sealed_parts
 from hpcfed.federation.tallies import Tallies
-from hpcfed.federation.trial import Trial
+from hpcfed.federation.trial_notes import Trial
 from hpcfed.federation.turns import Turns
 from hpcfed.federation.upload import Transform, Uplink, Upload
 from hpcfed.federation.warnings import Warnings

@@ -26,7 +26,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from hpcfed.clients.client import Shard
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, first_line
-from hpcfed.federation.trial import Training
+from hpcfed.federation.trial_notes import Training
 from hpcfed.models.precision import autocast
 from hpcfed.training.objective import flat, like, title
 from hpcfed.training.optimisers import Gradient

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcfed.core import rng
 from hpcfed.data.sampling import even_parts
-from hpcfed.federation.trial import Training, of_job
+from hpcfed.federation.trial_notes import Training, of_job
 from hpcfed.machine.devices import wait
 from hpcfed.models.model import Model
 from hpcfed.models.precision import autocast

@@ -9,7 +9,6 @@ from hpcfed.algorithms.base import RoundBased
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 
-
 ZEROS = np.zeros(1, np.float32)
 
 

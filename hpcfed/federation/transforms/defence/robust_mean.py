@@ -47,7 +47,7 @@ from hpcfed.federation.upload import ALONE
 if TYPE_CHECKING:
     from hpcfed.config.defence import Defence as Settings
     from hpcfed.federation.federation import Federation
-    from hpcfed.federation.trial import UploadedParts
+    from hpcfed.federation.trial_notes import UploadedParts
 
 ALL = ""  # the unit of all tensors
 
