@@ -140,8 +140,10 @@ class Transform:
     A complete one, noise on the float32 values that clients send; weights of means, numbers of
     other types, and statistics of batch normalisation stay:
 
+        import torch
         from hpcfed.core import rng
         from hpcfed.federation.transforms.values import turn_of, values_of, with_values
+        from hpcfed.federation.upload import Transform
 
         class Noise(Transform):
             keeps_state = False
