@@ -60,10 +60,11 @@ lint: .venv/.tests ## check style and types
 	$(BIN)/ruff check hpcfed tests benchmarks docs setup.py
 	$(BIN)/mypy
 
-docs: .venv/.docs ## build the documentation: build/docs/index.html
+docs: .venv/.docs ## build the documentation and check its pages: build/docs/index.html
 	PYTHONPATH=. $(BIN)/python docs/generate.py build
 	$(BIN)/zensical build --strict -f build/zensical.toml
 	$(BIN)/python docs/links.py build/docs
+	$(BIN)/python -m pytest -q docs/test_site.py
 	@echo build/docs/index.html
 
 gallery: .venv/.tests ## run the jobs of the documentation's pictures, and draw them: about 10 minutes

@@ -90,7 +90,9 @@ setup(
             "zensical>=0.0.73",
             "latex2mathml>=3.81",
             "pandas>=2.2",
-        ],  # formulas, and a notebook that shows frames
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+        ],  # formulas, a notebook that shows frames, and the checks of the built pages
         "test": [
             "dp-accounting>=0.6",
             "cryptography>=45",
