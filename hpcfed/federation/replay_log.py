@@ -47,7 +47,7 @@ class Entry:
 
     turns: its completed turns.
     before: its scores before them.
-    failures: by number of job, why the client left the round.
+    failures: by the number of its task, why the client left the round.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -112,13 +112,13 @@ class ReplayLog:
         """Return the completed turns of client k."""
         return self.entries[k].turns if k in self.entries else []
 
-    def fail(self, k: int, number: int, kind: str, message: str) -> None:
+    def fail(self, k: int, task: int, kind: str, message: str) -> None:
         """Record that client k failed and leaves the round.
 
-        number: of its job, if it may have several.
+        task: number of its task, if it may have several.
         """
         entry = self.of(k)
-        entry.failures[number], self.news = (kind, message), True
+        entry.failures[task], self.news = (kind, message), True
 
     def failures(self) -> dict[int, dict[int, tuple[str, str]]]:
         """Return the failures of this rank's clients, for all ranks."""

@@ -83,14 +83,14 @@ class Turns:
         self._warned: set[int] = set()  # clients whose failure has been reported
 
     @contextmanager
-    def take(self, clients: Sequence[Client], number: int = 0) -> Iterator[OpenTurn]:
+    def take(self, clients: Sequence[Client], task: int = 0) -> Iterator[OpenTurn]:
         """Yield one turn of these clients, which is done, and repeated, as a unit.
 
         Inside the block the caller sets `values`, unless they are set: then the turn is completed
         already, and is not done again. In a turn of several clients, no client keeps state between
         rounds. A client that fails leaves the round (run.on_client_fault = "drop"), or ends the
         run.
-        number: of the client's task, if it may have several in a round.
+        task: number of the client's task, if it may have several in a round.
         """
         self.active = True
         turn = OpenTurn([client.id for client in clients])
@@ -123,7 +123,7 @@ class Turns:
                 if not kind(error):
                     raise
                 turn.values = None
-                self._fail(clients, error, number, drops, steady)
+                self._fail(clients, error, task, drops, steady)
                 return
             for k, value in zip(turn.group, turn.values or (), strict=True) if logged else ():
                 self._replay.of(k).turns.append(Turn(value, copy(self._tallies.get(k)), turn.group))
@@ -140,7 +140,7 @@ class Turns:
         return [None if turn.value is None else turn.value.on_device(self._device) for turn in done]
 
     def _fail(
-        self, clients: Sequence[Client], error: Exception, number: int, drops: bool, steady: int
+        self, clients: Sequence[Client], error: Exception, task: int, drops: bool, steady: int
     ) -> None:
         """Remove the failed client from the round, or end the run.
 
@@ -153,7 +153,7 @@ class Turns:
         if not drops:
             raise fault from (None if fault is error else error)
         for client in failed:
-            self._replay.fail(client.id, number, kind(error), str(fault))
+            self._replay.fail(client.id, task, kind(error), str(fault))
 
     def share_failures(self) -> None:
         """Tell all ranks which clients have left the round; collective.
