@@ -7,7 +7,7 @@ server, so that intervals and tests are over the means of seeds (hpcfed.report.d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,12 +69,13 @@ def write(rows: Mapping[str, Any]) -> None:
         runs, baselines = finished(cell, dict(rows))
         if runs:
             undecided, failed = missing(cell, dict(rows)), failures(cell, dict(rows))
-            seeds = common_seeds({n: by_seed for n, by_seed in runs.items() if n not in failed})
+            failing = failures(cell, dict(rows), kinds=("seed",))
+            seeds = common_seeds({n: by_seed for n, by_seed in runs.items() if n not in failing})
             parts += [f"## {cell}", "", introduction(undecided, failed, seeds), ""]
             parts += [*table(runs, baselines, seeds), ""]
             complete += not undecided
             if not undecided and cell not in PLAN["apart"]:
-                means[cell] = {n: accuracy(runs[n], seeds) for n in runs if n not in failed}
+                means[cell] = {n: accuracy(runs[n], seeds) for n in runs if n not in failing}
         counts = "local" in runs and cell not in PLAN["apart"]
         for name in runs.keys() & baselines.keys() if counts else ():
             gain, over = (difference(runs[name], one) for one in (baselines[name], runs["local"]))
@@ -220,8 +221,13 @@ def missing(cell: str, rows: dict[str, Any]) -> list[str]:
     return [name for name in methods_of(cell) if lacks(name)]
 
 
-def failures(cell: str, rows: dict[str, Any]) -> dict[str, str]:
-    """The methods of a cell with failed runs, and which: of all trials, or of these seeds."""
+def failures(
+    cell: str, rows: dict[str, Any], kinds: Sequence[str] = ("seed", "matched")
+) -> dict[str, str]:
+    """The methods of a cell with failed runs, and which: of all trials, or of these seeds.
+
+    kinds: "seed" for a method's own runs, "matched" for those of its baseline.
+    """
     failed = {}
     for name in methods_of(cell):
         flags = chosen(cell, name, rows)
@@ -229,7 +235,8 @@ def failures(cell: str, rows: dict[str, Any]) -> dict[str, str]:
             trials = [rows[task.key]["failed"] for task in tuning(cell, name).values()]
             failed[name] = f"{name} is absent: {reason(trials)} in all {len(trials)} trials"
         parts = []
-        for kind, whose in (("seed", name), ("matched", f"the matched baseline of {name}")):
+        for kind in kinds:
+            whose = name if kind == "seed" else f"{name}'s matched baseline"
             tasks = [t for t in final(cell, name, flags or "", PLAN["seeds"]) if t.kind == kind]
             done = [rows.get(task.key, {}) for task in tasks] if flags else []
             if why := [row["failed"] for row in done if "failed" in row]:
