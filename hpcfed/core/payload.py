@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
 from math import inf, isfinite, prod, sqrt
 from typing import Any
 
@@ -76,15 +75,20 @@ def map_tensors(value: Any, how: Callable[[Any], Any], leaves: Any = Tensor) -> 
 
     leaves: the types to whose values it is applied; `LEAVES`: to arrays too.
     """
-    part = partial(map_tensors, how=how, leaves=leaves)
     if isinstance(value, dict):
-        return type(value)({name: part(v) for name, v in value.items()})
+        return type(value)({name: map_tensors(v, how, leaves) for name, v in value.items()})
     if isinstance(value, Mean):  # the positions of a term stay on the host
         return Mean(
-            tuple(t._replace(value=part(t.value), weight=part(t.weight)) for t in value.terms)
+            tuple(
+                t._replace(
+                    value=map_tensors(t.value, how, leaves),
+                    weight=map_tensors(t.weight, how, leaves),
+                )
+                for t in value.terms
+            )
         )
     if type(value) in (list, tuple):
-        return type(value)(part(v) for v in value)
+        return type(value)(map_tensors(v, how, leaves) for v in value)
     return how(value) if isinstance(value, leaves) else value
 
 
