@@ -234,10 +234,14 @@ def _of_npz(path: Path, file: Mapping[str, np.ndarray]) -> Source:
         return f"{start}_{part}{slash}{modality}"
 
     parts: dict[str, list[str]] = {"train": [], "test": []}
+    others = []
     for stored in file:
         start, slash, modality = stored.partition("/")
         name, _, part = start.rpartition("_")
-        parts.get(part, []).append(f"{name}{slash}{modality}")
+        if part in parts:
+            parts[part].append(f"{name}{slash}{modality}")
+        else:
+            others.append(stored)
     if not any(name.split("/")[0] in ("x", "text", "y") for name in parts["test"]):
         del parts["test"]
     named = ("vocabulary", "own_tests", *(n for n in file if n.startswith("vocabulary/")))
@@ -246,12 +250,7 @@ def _of_npz(path: Path, file: Mapping[str, np.ndarray]) -> Source:
         facts["classes"] = check.texts(file["classes"], f"{path}: classes").tolist()
     if "columns" in file:
         facts["columns"] = file["columns"].tolist()
-    unread = [
-        name
-        for name in file
-        if name not in {*named, "classes", "columns"}
-        and name.split("/")[0].rpartition("_")[2] not in ("train", "test")
-    ]
+    unread = [name for name in others if name not in facts]
     return Source(path, file, parts, facts, ("x", "text"), ("y",), place, unread=unread)
 
 

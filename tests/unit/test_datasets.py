@@ -215,14 +215,14 @@ def test_test_images_of_another_scale_than_the_training_images_are_named():
 
 
 def test_arrays_that_are_of_no_split_are_named(tmp_path):
-    named = save_npz(tmp_path, x_val=np.zeros(3), y_val=np.zeros(3), classes=np.array(["a", "b"]))
+    npz = save_npz(tmp_path, x_val=np.zeros(3), y_val=np.zeros(3), classes=np.array(["a", "b"]))
     with h5py.File(save_hdf5(tmp_path / "a.h5"), "a") as file:
         file["val/images"] = np.zeros(3)
-    for path, names in ((named, "x_val, y_val"), (tmp_path / "a.h5", "val")):
+    for path, names in ((npz, "x_val, y_val"), (tmp_path / "a.h5", "val")):
         (line,) = load(str(path), tmp_path).notes
         assert line.startswith(f"{path}: not read: {names}; ") and "evaluate.validation" in line
-    whole = {"columns": np.array(["age", "dose"]), "x_train": np.zeros((20, 2)), "id": np.zeros(20)}
-    table = save_npz(tmp_path, **whole, x_test=np.zeros((8, 2)))
+    features = {"x_train": np.zeros((20, 2)), "x_test": np.zeros((8, 2))}
+    table = save_npz(tmp_path, **features, columns=np.array(["age", "dose"]), id=np.zeros(20))
     assert any("not read: id; " in line for line in load(str(table), tmp_path).notes)
 
 
