@@ -50,6 +50,11 @@ class Uses(TorchDispatchMode):
         self.places: dict[int, str] = {}
         self.tracked: set[int] = set()  # those that are used outside of torch.no_grad
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled here, and torch would import its compiler for it."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and not value.is_inference():

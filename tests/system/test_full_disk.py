@@ -19,7 +19,7 @@ RESUME_ME = 75
 JOB = shlex.split(
     "--clients 4 --models.mix fedhenn-1 --models.d 16 --data.train_limit 80 --checkpoint.every 2 "
     "--evaluate.every 1 "
-    "--rounds 100000"
+    "--rounds 100000 --training.engine eager"
 )
 
 

@@ -26,7 +26,9 @@ JOB = shlex.split(
     "--rounds 1 --local.keep_optimiser"
 )
 SIGNALLED = [*JOB, "--algorithm.name", "tests.system.faulty:Signalled"]
-ENDLESS = shlex.split("--algorithm.name lgfedavg --local.steps 1000000 --run.grace 0.5")
+ENDLESS = shlex.split(
+    "--algorithm.name lgfedavg --local.steps 1000000 --training.engine eager --run.grace 0.5"
+)
 
 
 def turns(run: Path) -> dict[int, int]:

@@ -17,7 +17,7 @@ from tests.system.several import LIMIT, together
 
 JOB = shlex.split(
     "--clients 4 --models.mix mlp --models.d 16 --data.train_limit 80 --checkpoint.every 2 "
-    "--evaluate.every 1 --rounds 100000"
+    "--evaluate.every 1 --rounds 100000 --training.engine eager"
 )
 SLOW = ["--algorithm.name", "tests.system.faulty:Slow"]
 
