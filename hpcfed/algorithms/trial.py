@@ -292,7 +292,7 @@ def perform(fed: Federation) -> tuple[list[Bytes], int]:
         ]
         if fed.rule:
             fed.rule.close(fed, uploads, [fed.rule.report()])
-    if fed.job.privacy.by == "examples":
+    if fed.rule or fed.job.privacy.by != "none":
         check_finish(fed, state, t)
     if fed.rule and fed.rule.empty_cohorts:
         check_empty_cohort(fed, state)
@@ -317,15 +317,23 @@ def rehearse(fed: Federation, state: Any, t: int) -> Any:
 
 
 def check_finish(fed: Federation, state: Any, t: int) -> None:
-    """Raise ConfigError for a method whose clients read examples after the last round, and send.
+    """Raise ConfigError if privacy is lost after the last round, or a rule cannot do its mean.
 
     Training by which only the client's own model changes needs no noise.
     """
     fed.begin()
     with fed.stay_with_clients():
         fed.job.algorithm.finish(fed, state, t)
-    if fed.replay.uploads.total():
+    if not fed.replay.uploads.total():
+        return
+    if fed.job.privacy.by == "examples":
         examples.refuse(fed, "its clients send something after the last round, without noise")
+    if fed.job.privacy.by != "none":
+        raise ConfigError(
+            f"privacy.by = {fed.job.privacy.by!r}: clients of {fed.job.algorithm.name} send "
+            f"something after the last round, which no account counts; take another method, such "
+            f"as fedavg"
+        )
 
 
 def check_empty_cohort(fed: Federation, state: Any) -> None:

@@ -302,6 +302,7 @@ class Rounds:
         which clients would receive now; {} if the method has none.
         """
         self.fed.participants.open(self.t - 1)  # a run that is resumed at its end has run none
+        self.fed.begin()
         with self.fed.stay_with_clients(), self.fed.seeded("finish"):
             return self._scores_after(self._finish(self.t - 1))
 

@@ -315,6 +315,13 @@ class Federation:
         return self.tallies.t
 
     @property
+    def moment(self) -> int | str:
+        """The current round in names of random streams: its index, or another name for what comes
+        after the last round, which draws anew.
+        """
+        return f"after {self.t}" if self.stays else self.t
+
+    @property
     def cohort_size(self) -> int:
         """Number of clients in a cohort: max(1, ceil(participation K))."""
         return self.job.cohort_size

@@ -156,7 +156,7 @@ class Transform:
                 return tensor + self.std * noise.to(tensor)
 
             def upload(self, fed, client, upload):
-                g = rng.stream(fed.seed, "noise", fed.t, client.id, turn_of(fed, client))
+                g = rng.stream(fed.seed, "noise", fed.moment, client.id, turn_of(fed, client))
                 parts = {}
                 for name, part in upload.parts.items():
                     noisy = {value.path: self.noisy(value.tensor, g) for value in values_of(part)}

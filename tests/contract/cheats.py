@@ -1,5 +1,7 @@
 """Methods that break the rules of clients and servers, for tests."""
 
+from functools import partial
+
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.core.params import Mean
 from hpcfed.federation.upload import Upload
@@ -36,3 +38,16 @@ class Reports(RoundBased):
 
     def columns(self, fed, state):
         return {"seconds": 7.0, "accuracy_pooled": 0.99}
+
+
+class SendsLate(RoundBased):
+    """Its clients send their models once more after the last round."""
+
+    def send(self, fed, client, state):
+        download = fed.down(client, state)
+        self.receive(client, download)
+        return Upload(Mean.of(client.params()), relative_to=download)
+
+    def finish(self, fed, state, t):
+        sent = fed.stream(range(fed.K), partial(self.send, fed), arguments=(state,))
+        return fed.mean(sent, keep=state)

@@ -73,6 +73,27 @@ def test_a_free_rider_sends_what_it_received():
                 assert torch.equal(value, before[name])
 
 
+def test_an_attackers_noise_after_the_last_round_is_not_that_of_the_round():
+    """So is all that is drawn for an upload or a mean."""
+    rounds = toy.start(
+        Serial(), job("tests.contract.cheats:SendsLate", ("noise",), "--rounds", "1")
+    )
+    noises, send = [], rounds.fed.uplink.send
+
+    def watched(client, upload):
+        sent = send(client, upload)
+        if client.id == 2:
+            noises.append(sent.value.terms[0].value - rounds.state)
+        return sent
+
+    rounds.fed.uplink.send = watched
+    rounds.step()
+    rounds.finish()
+    for_round, afterwards = (torch.cat([v.flatten() for v in n.values()]) for n in noises)
+    assert afterwards.std() == pytest.approx(0.1, rel=0.1)
+    assert abs(torch.corrcoef(torch.stack([for_round, afterwards]))[0, 1]) < 0.1
+
+
 def test_a_claimed_weight_counts_where_the_server_learns_weights():
     public = ("--data.public", "8", "--data.public_source", str(toy.folder() / "public.npz"))
     flags = ("--algorithm.weighting", "samples", *public)

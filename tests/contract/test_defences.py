@@ -78,9 +78,15 @@ def test_the_servers_own_update_is_the_same_on_any_ranks(method: str):
 
 
 def test_a_server_that_averages_other_values_than_models_has_no_update_of_its_own_for_them():
-    for method, reason in (("scaffold", "or changes"), ("fedclassavg", "complete model")):
+    after_rounds = ("fedhenn", "--algorithm.setting", "homogeneous", "--models.mix", "small")
+    for words, reason in (
+        (("scaffold",), "or changes"),
+        (("fedclassavg",), "complete model"),
+        (("ccvr",), "other means"),
+        (after_rounds, "other means"),
+    ):
         with pytest.raises(ConfigError, match=reason):
-            toy.start(Serial(), job(method, ("fltrust",), *public_examples()))
+            toy.start(Serial(), job(words[0], ("fltrust",), *public_examples(), *words[1:]))
 
 
 @pytest.mark.parametrize("method", ["fedsgd", "fednova", "mifa", "fedsplit", "afl"])

@@ -47,6 +47,14 @@ def changes(before: Params, after: Params) -> torch.Tensor:
     return torch.cat([(after[name] - value).flatten() for name, value in before.items()])
 
 
+@pytest.mark.parametrize("privacy", [CENTRAL, LOCAL])
+def test_what_is_sent_after_the_last_round_no_account_counts_and_is_refused_at_the_start(privacy):
+    words = (*MLP, *privacy, *NOISE, *RDP, *ALL)
+    assert toy.start(Serial(), toy.job("fedavg", *UNIFORM, *words))
+    with pytest.raises(ConfigError, match="send something after the last round"):
+        toy.start(Serial(), toy.job("tests.contract.cheats:SendsLate", *words))
+
+
 # Poisson cohorts
 
 

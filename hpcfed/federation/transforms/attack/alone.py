@@ -43,7 +43,7 @@ class OfUpdates(Attacking):
             return upload
         parts = {}
         for name, part in upload.parts.items():
-            g = rng.stream(fed.seed, "attack", fed.t, client.id, turn_of(fed, client), name)
+            g = rng.stream(fed.seed, "attack", fed.moment, client.id, turn_of(fed, client), name)
             values = values_of(part, upload.relative_to.get(name))
             new = {value.path: added(value, self.replaced(value, g)) for value in values}
             parts[name] = with_values(part, new)

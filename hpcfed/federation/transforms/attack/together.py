@@ -136,7 +136,7 @@ class Fang(Together):
         present = block.weights > 0
         low = np.where(present, block.values, np.inf).min(axis=0)
         high = np.where(present, block.values, -np.inf).max(axis=0)
-        g = rng.stream(fed.seed, "attack", fed.t, fed.replay.streams, *map(str, block.section))
+        g = rng.stream(fed.seed, "attack", fed.moment, fed.replay.streams, *map(str, block.section))
         u = 1 + g.random(len(low))
         below, above = np.where(low > 0, low / u, low * u), np.where(high > 0, high * u, high / u)
         result = np.where(moments(block)[0] > 0, below, above)

@@ -179,7 +179,7 @@ class Compression(Transform):
         Both sides draw from the stream of this name.
         """
         start = perf_counter()
-        name = (purpose, fed.t, client.id, turn_of(fed, client), key)
+        name = (purpose, fed.moment, client.id, turn_of(fed, client), key)
         shapes = [target.shape for target in targets]
         memory = State(client, f"{purpose} codec", key)
         message = codec.encode(targets, rng.stream(fed.seed, *name), memory.entries)

@@ -126,7 +126,8 @@ class RobustMean(MeanRule):
         self.begin()
 
     def mean(self, fed: Federation, parts: list[tuple[int, Any]], keep: Params, per: Per) -> Params:
-        call = str(self._call)
+        # what a rule remembers of the last round's means is not about those that come after it
+        call = f"after {self._call}" if fed.stays else str(self._call)
         self._call += 1
         terms = [(k, single(fed, k, part)) for k, part in parts]
         fed.note_shapes([term for _, term in terms], keep)
@@ -213,7 +214,7 @@ class OneMean:
 
     def buckets(self, n: int, *unit: str) -> Buckets:
         """Return the groups of n clients that are compared; of a unit, or of all."""
-        g = rng.stream(self.fed.seed, "defence", self.fed.t, self.call, *unit)
+        g = rng.stream(self.fed.seed, "defence", self.fed.moment, self.call, *unit)
         return Buckets(n, self.settings.bucket, g)
 
     # Coordinates
@@ -432,7 +433,7 @@ class OneMean:
         """Return a tensor with Gaussian noise, if it is one that is trained."""
         if not std or name not in self.compared:
             return value
-        key = ("defence", self.fed.t, self.call, name)
+        key = ("defence", self.fed.moment, self.call, name)
         noise = torch.from_numpy(gaussian(self.fed.seed, *key, n=value.numel())).view(value.shape)
         return (value.double() + std * noise.to(value.device)).to(value.dtype)
 
@@ -492,7 +493,7 @@ class OneMean:
             changes = changes + amount * vector
         result = old + (choice.weights[:, None] * changes).sum(axis=0) / choice.weights.sum()
         if choice.noise:
-            key = ("defence", self.fed.t, self.call, name)
+            key = ("defence", self.fed.moment, self.call, name)
             result += choice.noise * gaussian(self.fed.seed, *key, start=begin, n=len(old))
         return result
 

@@ -224,7 +224,7 @@ class CentralMean(BoundedMean):
 
     def noise(self, fed: Federation, i: int, start: int, n: int) -> np.ndarray:
         """Return noise of multiplier 1 for n totals of array i from a flat position."""
-        return gaussian(fed.seed, "privacy", fed.t, self.call, i, start=start, n=n)
+        return gaussian(fed.seed, "privacy", fed.moment, self.call, i, start=start, n=n)
 
     def divisor(self, fed: Federation, form: Form) -> float:
         """Return the expected sum of the weights of a cohort."""

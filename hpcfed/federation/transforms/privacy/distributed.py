@@ -88,7 +88,7 @@ class Shares(CentralBound):
             rule.lengths |= lengths
             rule.evenly |= {name for name, form in forms.items() if Form.ONES in form}
         grid = rule.grid(fed)
-        g = rng.stream(fed.seed, "privacy", "share", fed.t, client.id, fed.replay.streams)
+        g = rng.stream(fed.seed, "privacy", "share", fed.moment, client.id, fed.replay.streams)
         rotated = [
             grid.scale * rotate(values, rule.signs(fed, lengths[name]))
             for name, values in vectors.items()
@@ -222,7 +222,7 @@ class DistributedMean(CentralMean):
 
     def signs(self, fed: Federation, D: int) -> np.ndarray:
         """Return the signs of this round's rotation, the same for all clients, [D]."""
-        return draw_signs(rng.stream(fed.seed, "privacy", "signs", fed.t), D)
+        return draw_signs(rng.stream(fed.seed, "privacy", "signs", fed.moment), D)
 
     def report(self) -> float:
         return float(self.uploads)

@@ -64,7 +64,7 @@ class LocalNoise(Completing):
         z = fed.noise_multiplier
         if not z and all(f == 1 for f in factors):
             return upload
-        key = fed.t, client.id, fed.replay.streams
+        key = fed.moment, client.id, fed.replay.streams
         noise = Noise(2 * self.clip * z, rng.stream(fed.seed, "privacy", *key), factors)
         parts = {}
         for name, part in updates.parts.items():

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from hpcfed.federation.transforms.bounded import DeclaredRows
 
 Shapes = Sequence[tuple[int, ...]]
-Name = tuple[int, int, int]  # of the random streams of a sum: seed, round, number in the round
+# of the random streams of a sum: seed, round (`Federation.moment`), number in the round
+Name = tuple[int, int | str, int]
 MORE_EXCHANGES = len(STAGES) - 1  # beside the one that every upload takes
 
 
@@ -124,7 +125,7 @@ class SecureSums:
         attendance = Attendance(invited, invited, senders, senders)
         number = fed.tallies.secure_sums
         fed.tallies.secure_sums += 1
-        plan = self.plan(attendance, words, (fed.seed, fed.t, number), rows.bits)
+        plan = self.plan(attendance, words, (fed.seed, fed.moment, number), rows.bits)
         failed = plan.failed_stage()
         if failed is not None:
             count_bytes(fed, plan.cost(filter(fed.clients.__contains__, invited), failed))
@@ -189,7 +190,7 @@ class AnnouncedSums(SecureSums):
     ) -> None:
         words = sum(map(math.prod, shapes))
         everybody = Attendance(*(range(self.cohort) for _ in STAGES))
-        cost = self.plan(everybody, words, (fed.seed, fed.t, 0), rows.bits).cost([0])[0]
+        cost = self.plan(everybody, words, (fed.seed, fed.moment, 0), rows.bits).cost([0])[0]
         count_bytes(fed, dict.fromkeys(rows.clients, cost))
         fed.comm.sum(rows, shapes, factors, into)
 
@@ -298,8 +299,8 @@ def threshold(n: int, share: float) -> int:
 
 def random_bytes(name: Name) -> Callable[[int], Callable[[int], bytes]]:
     """Return what makes the source of random bytes of each client in one sum."""
-    seed, t, number = name
-    return lambda k: rng.stream(seed, "secure keys", t, number, k).bytes
+    seed, *key = name
+    return lambda k: rng.stream(seed, "secure keys", *key, k).bytes
 
 
 def gather_by(comm: Comm) -> Gather:
