@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import grid
 import numpy as np
 import rowfiles
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pictures import reduce_colours
 from runs import RESULTS
@@ -44,7 +45,7 @@ SHARES, SEEDS = (0.1, 0.3), (0, 1, 2)
 NOBODY = "nobody"  # in the place of an attack
 BASE_RATE = "--attack.by backdoor --attack.target 0 --attack.share 0"  # success without an attack
 FLIP = 2  # usual strength of sign-flip
-SIZE, POINTS = (7.2, 5.6), 7  # inches of the picture, and of its letters
+SIZE, POINTS = (8.2, 5.8), 7  # inches of the picture, and of its letters
 
 
 class Score(NamedTuple):
@@ -196,6 +197,7 @@ def seeds(rows: Mapping[str, Any], method: str, defence: str, attack: str, share
 
 def table(rows: Mapping[str, Any]) -> Iterator[str]:
     """Accuracy, worst tenth and success of each method, attack and share, by defence."""
+    yield from ("# Attacks and defences, in numbers", "")
     for method, how in METHODS.items():
         clean = rows.get(key(method, "none", NOBODY, 0.0, SEEDS[0]), {})
         if "up" not in clean:
@@ -218,7 +220,10 @@ def table(rows: Mapping[str, Any]) -> Iterator[str]:
     commits = sorted({line["commit"] for line in finished if "commit" in line})
     yield PLAN["notes"].strip()
     yield ""
-    yield f"{len(finished)} of {len(wanted)} runs. Commits: {', '.join(commits)}."
+    yield (
+        f"{len(finished)} of {len(wanted)} runs. Commits: {', '.join(commits)} "
+        "(+: a file of results had changed, no code)."
+    )
 
 
 def text(runs: Seeds) -> str:
@@ -231,34 +236,67 @@ def text(runs: Seeds) -> str:
 
 
 def draw(rows: Mapping[str, Any]) -> None:
-    """Draw, for each defence, what the strongest share of attackers costs in accuracy."""
+    """Draw, for each defence, what the strongest share of attackers costs in accuracy, and how
+    often its backdoor succeeds.
+    """
     figure = Figure(figsize=SIZE, layout="constrained")
     panels = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
-    names = list(METHODS)
+    names, last = list(METHODS), len(ATTACKS)
     for defence, axes in zip(DEFENCES, panels, strict=True):
-        loss = np.full((len(names), len(ATTACKS)), np.nan)
+        loss, success = np.full((len(names), last), np.nan), np.full((len(names), 1), np.nan)
         for i, method in enumerate(names):
             for j, attack in enumerate(ATTACKS):
                 runs = seeds(rows, method, defence, attack, SHARES[-1])
                 loss[i, j] = cost(rows, method, runs)
-                words = f"{loss[i, j]:+.2f}{'*' * bool(runs.diverged)}"
-                if np.isnan(loss[i, j]):
-                    words = "div." if runs.diverged else ""
-                axes.text(j, i, words, ha="center", va="center", fontsize=POINTS - 1)
-        image = axes.imshow(loss, vmin=-0.5, vmax=0.5, cmap="RdBu", aspect="auto")
+                write(axes, i, j, short(loss[i, j], runs))
+                if attack == "backdoor" and runs.scores:
+                    success[i, 0] = runs.mean("success")
+                    write(axes, i, last, f"{success[i, 0]:.2f}", light=success[i, 0] > 0.5)
+        rows_at = (len(names) - 0.5, -0.5)
+        of_loss = axes.imshow(
+            loss,
+            vmin=-0.5,
+            vmax=0.5,
+            cmap="RdBu",
+            aspect="auto",
+            extent=(-0.5, last - 0.5, *rows_at),
+        )
+        of_success = axes.imshow(
+            success, vmin=0, vmax=1, cmap="Purples", extent=(last - 0.5, last + 0.5, *rows_at)
+        )
+        axes.set(xlim=(-0.5, last + 0.5), aspect="auto")
+        axes.axvline(last - 0.5, color="black", linewidth=1)
         axes.set_title(f"defence: {defence}", fontsize=POINTS + 1)
-        axes.set_xticks(range(len(ATTACKS)), list(ATTACKS), rotation=45, ha="right")
+        axes.set_xticks(range(last + 1), [*ATTACKS, "its success"], rotation=45, ha="right")
         axes.set_yticks(range(len(names)), [f"{n} ({METHODS[n]['kind']})" for n in names])
         axes.tick_params(labelsize=POINTS)
-    bar = figure.colorbar(image, ax=panels, shrink=0.6)
-    bar.set_label(
-        f"accuracy of honest clients with {SHARES[-1]:.0%} attackers, less theirs without\n"
-        f"any (*: without the seeds that diverged; div.: all of them)",
-        fontsize=POINTS,
-    )
-    bar.ax.tick_params(labelsize=POINTS)
+    for image, axes, words in (
+        (
+            of_loss,
+            panels[2],
+            f"accuracy of honest clients with {SHARES[-1]:.0%} attackers,\nless theirs without any "
+            f"(*: without the seeds\nthat diverged; div.: all of them; ref.: refused)",
+        ),
+        (of_success, panels[5], "share of images with the trigger\nthat are taken for the target"),
+    ):
+        bar = figure.colorbar(image, ax=axes)
+        bar.set_label(words, fontsize=POINTS)
+        bar.ax.tick_params(labelsize=POINTS)
     figure.savefig(KEPT / "table.png", dpi=200)
-    reduce_colours(KEPT / "table.png")
+    reduce_colours(KEPT / "table.png", 256)
+
+
+def write(axes: Axes, row: int, column: int, text: str, light: bool = False) -> None:
+    """Write into a cell of the picture."""
+    colour = "white" if light else "black"
+    axes.text(column, row, text, ha="center", va="center", fontsize=POINTS - 1, color=colour)
+
+
+def short(loss: float, runs: Seeds) -> str:
+    """A cell of the picture."""
+    if np.isnan(loss):
+        return "div." if runs.diverged else "ref." if runs.refused else ""
+    return f"{loss:+.2f}".replace("+0.00", "0").replace("-0.00", "0") + "*" * bool(runs.diverged)
 
 
 def cost(rows: Mapping[str, Any], method: str, runs: Seeds) -> float:

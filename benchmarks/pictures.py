@@ -9,8 +9,8 @@ from PIL import Image
 COLOURS = 128
 
 
-def reduce_colours(picture: Path) -> None:
-    """Write a PNG file again with 128 colours, which takes a third of the bytes."""
+def reduce_colours(picture: Path, colours: int = COLOURS) -> None:
+    """Write a PNG file again with so few colours, which takes a third of the bytes."""
     with Image.open(picture) as image:
-        reduced = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        reduced = image.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
     reduced.save(picture, optimize=True)

@@ -46,11 +46,12 @@ EVIDENCE = [
     f"benchmarks/results/evidence/{name}/curves.png" for name in ("cifar10", "fashion-mnist")
 ]
 ACCURACY = ["benchmarks/results/accuracy/curves.png"]
+ATTACKS = ["benchmarks/results/attacks/table.png"]
 UPLOADS = [f"benchmarks/results/uploads/{name}.png" for name in ("privacy", "compression")]
 # once two cells of the study are complete
 STUDY = [path for path in ["benchmarks/results/study/ranks.png"] if (ROOT / path).is_file()]
 PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"} | {
-    path: path for path in (*EVIDENCE, *ACCURACY, *UPLOADS, *STUDY)
+    path: path for path in (*EVIDENCE, *ACCURACY, *ATTACKS, *UPLOADS, *STUDY)
 }
 
 
