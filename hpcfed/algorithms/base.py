@@ -244,7 +244,8 @@ class Method(Section):
         None: nothing follows.
         t: the last round.
         The new state is evaluated separately and is in no checkpoint, so that a run can be
-        extended.
+        extended. Clients that train here do so without noise, so that with `privacy` a method that
+        sends something here is refused.
         """
         return None
 

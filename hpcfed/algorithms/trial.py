@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from hpcfed.algorithms.base import is_plain, keeps_weights
+from hpcfed.algorithms.base import RoundBased, is_plain, keeps_weights
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.clients.client import Client
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Shard
     from hpcfed.clients.store import ClientStore
     from hpcfed.config.job import Job
-    from hpcfed.federation.sealed import MeanRule
 
 EXAMPLES = 3  # of each class that a client has
 COMPARED = 100  # clients of a kind, the first ones, whose numbers of classes are compared
@@ -93,19 +92,29 @@ class Counting(Exchange):
 
 
 class HiddenCounts:
-    """Label counts of clients, which nobody but the clients may read if the job hides uploads."""
+    """Label counts of clients, which each client alone may read if the job hides uploads.
 
-    def __init__(self, fed: Federation, rule: MeanRule) -> None:
-        self._fed, self._counts, self._rule = fed, fed.label_counts, rule
+    hidden_by: the setting of the job that hides them.
+    """
+
+    def __init__(self, fed: Federation, hidden_by: str) -> None:
+        self._fed, self._counts, self._hidden_by = fed, fed.label_counts, hidden_by
 
     def __getitem__(self, k: int) -> np.ndarray:
-        if not self._fed.turns.active:
+        active = self._fed.turns.active
+        if k not in active:
+            who = "another client" if active else "the server"
             raise ConfigError(
-                f"{self._rule.hidden_by}: the server of {self._fed.job.algorithm.name} reads how "
-                f"many examples of each class a client has, which no noise hides; take another "
+                f"{self._hidden_by}: with {self._fed.job.algorithm.name} {who} reads how many "
+                f"examples of each class a client has, which no noise hides; take another "
                 f"method, such as fedavg"
             )
         return self._counts[k]
+
+
+def hide_counts(fed: Federation, hidden_by: str) -> None:
+    """Let each client of a trial alone read how many examples of each class it has."""
+    fed.label_counts = HiddenCounts(fed, hidden_by)  # type: ignore[assignment]
 
 
 class Measured:
@@ -232,19 +241,37 @@ def check_privacy(fed: Federation) -> None:
 
     These are uploads, or with DP-SGD examples. The trial shows it, before anything is trained.
     """
-    by_example = fed.job.privacy.by == "examples"
-    if (fed.rule and fed.rule.seals) or by_example:
+    job, private = fed.job, fed.job.privacy.by != "none"
+    if (fed.rule and fed.rule.seals) or private:
         try:
-            if by_example:
-                examples.check_settings(fed.job)
+            if job.privacy.by == "examples":
+                examples.check_settings(job)
+            if private:
+                check_repetitions(job)
             _, sent = measure(fed).traffic(0)
-            if by_example and not sent:
+            if private and not sent:
                 raise ConfigError(
-                    f"privacy.by = 'examples' has no effect: the clients of "
-                    f"{fed.job.algorithm.name} send nothing; set privacy.by = 'none'"
+                    f"privacy.by = {job.privacy.by!r} has no effect: the clients of "
+                    f"{job.algorithm.name} send nothing; set privacy.by = 'none'"
                 )
         except ConfigError as error:
             raise everywhere(error) from None
+
+
+def check_repetitions(job: Job) -> None:
+    """Raise ConfigError if a client that fails may make others send other values in a round.
+
+    Their noise would be the same, and the account counts the round once.
+    """
+    method = job.algorithm
+    alike = isinstance(method, RoundBased) and is_plain(method, "round", "aggregate")
+    if job.run.on_client_fault == "drop" and not alike:
+        raise ConfigError(
+            f"privacy.by = {job.privacy.by!r}: if a client of {method.name} fails, the round is "
+            f"repeated with what clients have sent already, which no account counts; set "
+            f"run.on_client_fault = 'stop', or take a method with one exchange a round, such as "
+            f"fedavg"
+        )
 
 
 def on_line(bytes_: Mapping[int, Bytes], number: int) -> Bytes | None:
@@ -427,7 +454,9 @@ def shrink(fed: Federation, ids: list[int], encoded: bool) -> Federation:
     if fed.rule and encoded:
         federation.rule = fed.rule.fresh()
         if fed.rule.hides_counts:
-            federation.label_counts = HiddenCounts(federation, fed.rule)  # type: ignore[assignment]
+            hide_counts(federation, fed.rule.hidden_by)
+    if fed.job.privacy.by == "local" and encoded:
+        hide_counts(federation, "privacy.by = 'local'")
     federation.exchange = Counting(
         federation.trial.uploaded,
         federation.comm,

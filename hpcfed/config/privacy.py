@@ -150,9 +150,19 @@ def refusals(job: Job) -> Iterator[str]:
             "algorithm.weighting = 'uniform'"
             + (", or privacy.cap" if privacy.by != "local" else "")
         )
+    if job.local.class_weights == "all":
+        yield (
+            "local.class_weights = 'all' follow from the numbers of examples of each class, which "
+            "no noise hides; set local.class_weights = 'client'"
+        )
     if privacy.clipping == "adaptive" and privacy.by != "central":
         yield "only the server's independent noise can adapt to a bound that changes; set " + (
             "privacy.clipping = 'flat'"
+        )
+    if privacy.clipping == "adaptive" and job.secure.by != "none":
+        yield (
+            "clients send whether their update is within the bound, and no mask of secure.by hides "
+            "that; set privacy.clipping = 'flat'"
         )
     kinds = MECHANISMS.get(privacy.by, ())
     if privacy.mechanism and privacy.mechanism not in kinds:
@@ -171,6 +181,18 @@ def refusals_of_sampling(job: Job) -> Iterator[str]:
         )
     if not method.samples_cohorts:
         yield f"{method.name} schedules its clients itself; take a method such as fedavg"
+    if job.local.stragglers:
+        yield (
+            "local.stragglers is a share of a cohort, so that who is slow depends on who else is "
+            "in it; set local.stragglers = 0, and system.dropout instead, which is about each "
+            "client by itself"
+        )
+    if privacy.by != "correlated" and job.selection.by == "cyclic":
+        yield (
+            "the account takes cohorts to be independent of one another, and by selection.by = "
+            "'cyclic' a client is in every b-th round; set selection.by = 'poisson', or "
+            "privacy.by = 'correlated'"
+        )
     if privacy.by == "correlated" and job.selection.by != "cyclic":
         yield (
             f"a client may take part in every b-th round only, which selection.by = "

@@ -16,7 +16,7 @@ mistake in code, and ends the run. What follows a failure depends on the job's r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class Turns:
         self.meanwhile: Callable[[], object] = lambda: None
         self._job, self._comm, self._store, self._device = job, comm, store, device
         self._clock, self._replay, self._tallies, self._warnings = clock, replay, tallies, warnings
-        self.active = False  # whether a client is working
+        self.active: Collection[int] = ()  # the clients that are working
         self._warned: set[int] = set()  # clients whose failure has been reported
 
     @contextmanager
@@ -92,8 +92,8 @@ class Turns:
         run.
         task: number of the client's task, if it may have several in a round.
         """
-        self.active = True
         turn = OpenTurn([client.id for client in clients])
+        self.active = turn.group
         done = [self._replay.next(k, turn.group) for k in turn.group]
         try:
             if all(done):
@@ -129,7 +129,7 @@ class Turns:
                 self._replay.of(k).turns.append(Turn(value, copy(self._tallies.get(k)), turn.group))
                 undo_log.drop(k)
         finally:
-            self.active = False
+            self.active = ()
             self._clock.heartbeat.finish(len(turn.group))
 
     def _replayed(self, group: Sequence[int], done: Sequence[Turn]) -> list[Upload | None]:

@@ -11,7 +11,8 @@ from hpcfed.storage.record import Record
 ACCOUNTANTS = {"pld": "privacy loss distributions", "rdp": "Renyi differential privacy"}
 NOT_HIDDEN = (
     "not hidden: scores, losses, numbers of examples, cohorts, bytes and times in results and on "
-    "the screen; they come from the clients' data without noise"
+    "the screen, and the means and categories by which inputs are encoded; they come from the "
+    "clients' data without noise"
 )
 
 

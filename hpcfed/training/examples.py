@@ -273,6 +273,7 @@ class PrivateGradient:
                     f"one example; set models.norm = 'group', or take another model",
                 )
         n = len(flat(y)[0])
+        buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         with without_dropout(self.model):
             try:
                 alone = [loss(self.model, part(x, i, i + 1), part(y, i, i + 1)) for i in range(n)]
@@ -281,6 +282,14 @@ class PrivateGradient:
                 raise
             except Exception as why:  # a loss may raise anything for a batch of one
                 refuse(self.fed, f"its loss has no value for one example ({first_line(why)})")
+            for name, value in self.model.named_buffers():
+                if not torch.equal(value, buffers[name]):
+                    refuse(
+                        self.fed,
+                        f"the buffer {name} of {self.client.architecture} changes in training, and "
+                        f"what clients send of it has no noise; set models.norm = 'group' if it is "
+                        f"of a normalisation, or take another model",
+                    )
         if n and not torch.allclose(together, torch.stack(alone).mean(), CLOSE, CLOSE):
             refuse(
                 self.fed,

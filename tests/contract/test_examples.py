@@ -352,6 +352,25 @@ def test_sending_after_the_last_round_is_refused(monkeypatch: pytest.MonkeyPatch
     assert "after the last round" in refusal("fedbabu")
 
 
+class Remembers(nn.Module):
+    """A body with a buffer that each forward pass in training changes."""
+
+    def __init__(self, shape, d):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], d))
+        self.register_buffer("last", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.last.copy_(x.mean())
+        return self.layers(x)
+
+
+def test_a_buffer_that_training_changes_is_refused():
+    words = refusal("fedavg", "--models.mix", "tests.contract.test_examples:Remembers")
+    assert "the buffer body.last" in words and "has no noise" in words
+
+
 def test_a_model_with_group_normalisation_in_the_place_of_that_of_batches_is_private():
     flags = ("--models.mix", "small,mlp", "--privacy.noise", "0.5", "--models.norm", "group")
     job = toy.job("fedmd", *PRIVATE, "1", *flags)

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 import hpcfed
+from hpcfed.algorithms.trial import check_privacy
 from hpcfed.clients.selection import Choice
 from hpcfed.comm import Serial
 from hpcfed.config.selection import Selection
+from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
+from hpcfed.federation.transforms.privacy.adaptive import adapted
 from hpcfed.main import main
 from hpcfed.report.cite import citation_keys
 from hpcfed.report.figures import learning
@@ -36,6 +39,7 @@ NOISE = ("--privacy.noise", "1")
 RDP = ("--privacy.accountant", "rdp")  # the default one takes a second for each number of rounds
 ALL = ("--participation", "1")
 UNIFORM = ("--algorithm.weighting", "uniform")
+DROP = ("--run.on_client_fault", "drop")
 
 
 def epsilons(outcome: toy.Outcome) -> list[float]:
@@ -191,7 +195,23 @@ def test_the_bound_follows_the_norms_of_the_clients():
     assert (bits == 4).all()
 
 
+def test_the_bits_of_several_uploads_have_the_noise_of_as_many_bits():
+    words = (*CENTRAL, *NOISE, "--privacy.clipping", "adaptive", "--privacy.bit_noise", "0.9")
+    clips, noise = [], 0.9 * rng.stream(0, "privacy", "bit", 0).standard_normal()
+    for uploads in (1, 4):
+        rounds = toy.start(Serial(), toy.job("fedavg", *MLP, *words))
+        rounds.fed.rule.close(rounds.fed, uploads, [0.5])
+        clips.append(rounds.fed.rule.clip)
+    assert clips == pytest.approx(
+        [adapted(0.5, 0.5 + noise, 3, 0.2, 0.5), adapted(0.5, 0.5 + 2 * noise, 12, 0.2, 0.5)]
+    )
+
+
 # The account
+
+
+def test_a_client_that_fails_leaves_the_round_of_a_method_with_one_exchange():
+    assert toy.run(Serial(), toy.job("fedavg", *MLP, *CENTRAL, *NOISE, *DROP), rounds=1)
 
 
 def test_epsilon_of_each_round_is_that_of_the_accountant():
@@ -275,6 +295,15 @@ def test_a_run_with_calculated_noise_depends_on_its_rounds_and_its_epsilon():
         ),
         ("fedasync", CENTRAL, "works without rounds"),
         ("cyclic", CENTRAL, "schedules its clients itself"),
+        ("fedavg", (*CENTRAL, "--selection.by", "cyclic"), "independent of one another"),
+        ("fedavg", (*CENTRAL, "--local.stragglers", "0.25"), "who is slow depends on who else"),
+        ("fedavg", (*CENTRAL, "--local.class_weights", "all"), "examples of each class"),
+        (
+            "fedavg",
+            (*CENTRAL, "--privacy.clipping", "adaptive", "--secure.by", "secagg"),
+            "no mask of secure.by hides",
+        ),
+        ("fedkd", (*LOCAL, "--models.proxy", "mlp"), "whose ranks follow from the clients' data"),
     ],
 )
 def test_a_job_without_an_account_is_refused(method: str, flags: tuple[str, ...], message: str):
@@ -290,6 +319,10 @@ def test_a_job_without_an_account_is_refused(method: str, flags: tuple[str, ...]
         ("feddane", CENTRAL, "chooses some of its cohorts itself"),
         ("heterofl", (*CENTRAL, "--models.widths", "1,0.5"), "pieces of larger tensors"),
         ("fedgh", (*LOCAL, *NOISE), "whole or plain numbers"),
+        ("local", LOCAL, "send nothing"),
+        ("central", LOCAL, "send nothing"),
+        ("fedrare", LOCAL, "another client reads how many examples of each class"),
+        ("fedmd", (*LOCAL, *DROP), "the round is repeated"),
         ("fedavg", (*CENTRAL, *NOISE, "--privacy.epsilon", "0.1"), "costs 3.5"),
         (
             "fedavg",
@@ -302,7 +335,7 @@ def test_a_method_that_reveals_more_than_is_counted_is_refused_before_it_trains(
     method: str, flags: tuple[str, ...], message: str
 ):
     with pytest.raises(ConfigError, match=message):
-        toy.start(Serial(), toy.job(method, *MLP, *flags))
+        check_privacy(toy.start(Serial(), toy.job(method, *MLP, *flags)).fed)
 
 
 # What is said

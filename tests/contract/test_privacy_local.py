@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.algorithms.trial import check_privacy
 from hpcfed.comm import Comm, Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
@@ -28,11 +29,14 @@ REASONS = (
     "sends its weight",
     "pfedknow prunes channels",
     "the number of gradients in each update as it is",
+    "reads how many examples of each class",
+    "send nothing",
+    "ranks follow from the clients' data",
 )
 RUNS = {  # these must not come to be refused
     *("fedavg", "fedprox", "feddyn", "moon", "scaffold", "fedopt", "fedrep", "ditto"),
     *("fedclassavg", "lgfedavg", "fedproto", "fedmd", "dsfl", "fml", "fedhenn", "fd"),
-    *("perfedavg", "pfedme", "ktpfl", "feddf", "fedrare"),
+    *("perfedavg", "pfedme", "ktpfl", "feddf"),
 }
 
 
@@ -45,10 +49,11 @@ def job(method: str, *flags: str):
 def test_a_method_runs_with_local_noise_or_is_refused_with_a_reason(method: str, tmp_path: Path):
     try:
         rounds = toy.start(Serial(), job(method, *NOISE))
+        check_privacy(rounds.fed)
     except ConfigError as error:
         assert method not in RUNS and any(reason in str(error) for reason in REASONS), error
         with pytest.raises(ConfigError) as without:  # a bound alone is refused for the same reason
-            toy.start(Serial(), job(method))
+            check_privacy(toy.start(Serial(), job(method)).fed)
         assert str(without.value) == str(error)
         return
     rows = [rounds.step()[0]]

@@ -31,6 +31,7 @@ REASONS = (
     "has no round without clients",
     "also asks clients that are not in the cohort",
     "the number of gradients in each update as it is",
+    "ranks follow from the clients' data",
 )
 RUNS = {  # methods that central privacy is made for: these must not come to be refused
     *("fedavg", "fedprox", "feddyn", "moon", "scaffold", "fedopt", "fedrep", "ditto"),

@@ -113,6 +113,12 @@ class FedKD(AveragedProxy):
                 "needs representations of one width, but that of logistic is as wide as its "
                 "input; set algorithm.hidden = 'projected'"
             )
+        if job.privacy.bounds and self.averaging and self.energy_start < 1:
+            reasons["job"] = (
+                f"needs factors whose ranks follow from the clients' data, but privacy.by = "
+                f"{job.privacy.by!r} hides values alone; set algorithm.energy_start = 1 and "
+                f"algorithm.energy_end = 1, with which ranks are full"
+            )
         return reasons
 
     @property

@@ -160,7 +160,10 @@ class Account:
             "delta": self.accountant.delta,
             "accountant": self.accountant.by,
             "neighbours": RELATIONS[
-                "replace" if self.by == "local" else self.accountant.neighbours
+                # of local noise: it is for 2 C; of shares of noise: who is absent brings none
+                {"local": "replace", "distributed": "zero-out"}.get(
+                    self.by, self.accountant.neighbours
+                )
             ],
             "cohorts": self._cohorts(),
         }

@@ -266,10 +266,10 @@ class CentralMean(BoundedMean):
         """Adapt the bound to the round."""
         if not self.adaptive:
             return
+        # the noise of as many bits as a client has sent, each of which is a release
+        std = self.bit_noise(fed) * math.sqrt(max(1, uploads))
         bits = math.fsum(reports)
-        bits += (
-            self.bit_noise(fed) * rng.stream(fed.seed, "privacy", "bit", fed.t).standard_normal()
-        )
+        bits += std * rng.stream(fed.seed, "privacy", "bit", fed.t).standard_normal()
         m, p = probability(fed.job) * fed.K * max(1, uploads), self.privacy
         self.clip = adaptive.adapted(self.clip, bits, m, p.clip_rate, p.quantile)
 
