@@ -17,6 +17,7 @@ from torch import Tensor
 from hpcfed.core.inputs import Inputs, join
 from hpcfed.core.params import Params
 from hpcfed.core.shapes import each, parts
+from hpcfed.data.sampling import parts_of_rank
 
 if TYPE_CHECKING:
     from hpcfed.clients.store import ClientStore
@@ -40,6 +41,8 @@ class Shard:
     rows: [n], positions of its own examples in `x` and `y`.
     ids: [n], numbers of the examples in a split of which other ranks have the others; default:
     rows.
+    lengths: of the batches in which they are evaluated, if other ranks have the others; None: they
+    are batches of their own number.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Shard:
             x = {name: part for name, part in x.items() if name in only}
         self.x, self.rows, self.device = x, rows, device
         self.ids = rows if ids is None else ids
+        self.lengths: list[int] | None = None
         self.labels = y[rows]  # [n, ...], on the host; of classes [n], int64
         self._resident: Inputs | None = None
         self._resident_labels: tuple[np.ndarray, Tensor] | None = None  # on the host, the device
@@ -87,9 +91,26 @@ class Shard:
         """Return the shard of the examples at these positions."""
         part = copy(self)
         part.rows, part.labels, part._resident = self.rows[which], self.labels[which], None
-        part.ids = self.ids[which]
+        part.ids, part.lengths = self.ids[which], None
         part._resident_labels = None
         return part
+
+    def of_rank(self, rank: int, ranks: int, size: int) -> Shard:
+        """Return the part of the examples that this of several ranks evaluates.
+
+        size: most examples of a batch.
+        """
+        batches = parts_of_rank(len(self), size, rank, ranks)
+        part = self.pick(np.concatenate(batches) if batches else np.arange(0))
+        part.lengths = list(map(len, batches))
+        return part
+
+    def kept_lengths(self, kept: np.ndarray) -> list[int] | None:
+        """Return the lengths of the batches if some examples are left out.  kept: [n], bool."""
+        if self.lengths is None:
+            return None
+        batches = np.split(kept, np.cumsum(self.lengths)[:-1])
+        return [int(n) for n in map(np.count_nonzero, batches) if n]
 
     def divide(self, share: float, order: np.random.Generator) -> tuple[Shard, Shard]:
         """Return the other examples and this share of them, drawn from a stream.

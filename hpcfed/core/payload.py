@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from itertools import accumulate
 from math import inf, isfinite, prod, sqrt
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -99,20 +102,35 @@ def row_major(value: Any) -> Any:
     another order. Checkpoints, messages and files keep no format, so that values which outlive a
     turn must have none of their own: else a resumed run would have other bits.
     """
-    return value if is_row_major(value) else map_tensors(value, Tensor.contiguous)
+    if is_row_major(value):
+        return value
+    return map_tensors(value, partial(torch.clone, memory_format=torch.contiguous_format))
 
 
 def is_row_major(value: Any) -> bool:
     """Return whether all tensors in nested dicts, lists and means are in row-major order."""
     if isinstance(value, Params):  # the usual case
-        return all(map(Tensor.is_contiguous, value.values()))
+        return all(map(has_usual_strides, value.values()))
     if isinstance(value, dict):
         return all(map(is_row_major, value.values()))
     if isinstance(value, Mean):
         return all(is_row_major(t.value) and is_row_major(t.weight) for t in value.terms)
     if type(value) in (list, tuple):
         return all(map(is_row_major, value))
-    return not isinstance(value, Tensor) or value.is_contiguous()
+    return not isinstance(value, Tensor) or has_usual_strides(value)
+
+
+def has_usual_strides(tensor: Tensor) -> bool:
+    """Return whether a tensor has the strides of a new one.
+
+    A contiguous one may have others in dimensions of size 1, by which torch chooses kernels.
+    """
+    if not tensor.is_contiguous():
+        return False
+    if 1 not in tensor.shape:
+        return True
+    usual = accumulate(reversed(tensor.shape[1:]), mul, initial=1)
+    return tensor.stride() == tuple(usual)[::-1]
 
 
 def to_tree(state: Any) -> Any:

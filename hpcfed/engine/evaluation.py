@@ -59,7 +59,9 @@ class Evaluation:
     def begin(self, cohort: Iterable[int], t: int) -> None:
         """Start round t with this cohort; called again if the round is repeated."""
         self._t = t
-        self.cohort = {client.id for client in self._mine(cohort)}
+        self.cohort = {k for k in cohort if k in self.fed.clients}
+        for _ in self._mine(sorted(self.cohort)):  # which sets architectures
+            pass
 
     def clients_to_evaluate(self, cohort: list[int]) -> Iterable[int]:
         """Return the clients that are evaluated after a round, by the job's evaluate.clients.
@@ -207,7 +209,7 @@ class Evaluation:
         fed, test = self.fed, self.fed.data.unseen
         if test is None:
             return {}
-        mine = test.pick(np.arange(fed.comm.rank, len(test), fed.comm.size))
+        mine = test.of_rank(fed.comm.rank, fed.comm.size, fed.job.evaluate.batch)
         return self.elsewhere(ks, state, lambda: mine, lambda client: test)
 
     def attacked(self, ks: Iterable[int], state: State) -> dict[int, float]:

@@ -113,7 +113,7 @@ class Synchronous:
         return self.edges.state_of(k, state) if self.edges else state
 
     def begin(self, t: int) -> list[int]:
-        fed, method = self.fed, self.algorithm
+        fed, method, self.losses = self.fed, self.algorithm, {}
         cohort, keeps = method.cohort(fed, t), method.keeps_stragglers
         if fed.participants.profiles.trace:  # the server waits until a client is available
             reached = (fed.participants.profiles.available_from(k, self.now) for k in cohort)

@@ -76,7 +76,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         classes=len(data.classes),
         data=SharedData(
             public=Shard(world.open.x, world.open.y, world.public, device),
-            make_test=partial(world.common_test, comm.rank, comm.size, device),
+            make_test=partial(world.common_test, comm.rank, comm.size, job.evaluate.batch, device),
             test_sizes=world.partition.test_sizes,
             metrics=world.metrics,
             groups=data.groups,

@@ -23,6 +23,7 @@ from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.edge_cases import EdgeCases
 from hpcfed.data.modalities import Held, mislabel
 from hpcfed.data.partition import Partition
+from hpcfed.data.sampling import parts_of_rank
 from hpcfed.data.shift import images_of, of_client
 from hpcfed.data.synthetic import Synthetic
 
@@ -126,20 +127,24 @@ class World:
         change = of_client(self.shift, k, len(self.architectures))
         return Shard.of_split(change.apply(split, rows, self.seed, part), device)
 
-    def common_test(self, rank: int, ranks: int, device: torch.device) -> Shard:
+    def common_test(self, rank: int, ranks: int, size: int, device: torch.device) -> Shard:
         """Return this rank's part of the test split on which the server's model is evaluated.
 
         If the images of clients differ, this split has the test examples of all clients.
+        size: most examples of a batch.
         """
         test = self.data.test
         if not self.shift.active:
-            return Shard(test.x, test.y, np.arange(rank, len(test.y), ranks), device)
+            return Shard.of_split(test, device).of_rank(rank, ranks, size)
         owners, rows = self.rows.tests()
-        ids = np.arange(rank, len(rows), ranks)
+        batches = parts_of_rank(len(rows), size, rank, ranks)
+        ids = np.concatenate(batches) if batches else np.arange(0)
         images = images_of(
             self.shift, len(self.architectures), self.seed, test.x, owners[ids], rows[ids]
         )
-        return Shard(images, test.y[rows[ids]], np.arange(len(ids)), device, ids=ids)
+        shard = Shard(images, test.y[rows[ids]], np.arange(len(ids)), device, ids=ids)
+        shard.lengths = list(map(len, batches))
+        return shard
 
     def to_tree(self) -> dict[str, Any]:
         """Return all but the data sets as plain values, to be sent to other ranks.

@@ -598,12 +598,18 @@ class Federation:
 
     def on_root(self, fn: Callable[[], T]) -> T:
         """Compute a result of the server on rank 0, and send it to all ranks; collective."""
+        where = self._server_work("root")
 
         def work() -> T:
-            with self.seeded("root", self.t, int(self.stays), self.replay.exchanges):
+            with self.seeded(*where):
                 return fn()
 
         return self.exchange.on_root(work)
+
+    def _server_work(self, kind: str) -> tuple[str | int, ...]:
+        """Return the name of a piece of the server's work, which no other one of the run has."""
+        self.replay.server_work += 1
+        return kind, self.t, int(self.stays), self.replay.server_work
 
     def spread(self, items: Iterable[Item], work: Callable[[Item], T]) -> dict[Item, T]:
         """Return the results of independent pieces of the server's work, by item, on all ranks.
@@ -621,7 +627,7 @@ class Federation:
         """
         items = list(items)
         places = {item: i for i, item in enumerate(items)}
-        where = ("spread", self.t, int(self.stays), self.replay.exchanges)
+        where = self._server_work("spread")
 
         def seeded(item: Item) -> T:
             with self.seeded(*where, places[item]):

@@ -80,6 +80,7 @@ class ReplayLog:
         # failures of clients of all ranks, as in `Entry.failures`
         self.left: dict[int, dict[int, tuple[str, str]]] = {}
         self.exchanges = 0  # since the round was last begun
+        self.server_work = 0  # since then, calls of `Federation.on_root` and `spread`
         # since then, calls of `Federation.stream`, and uploads of each of this rank's clients
         self.streams, self.uploads = 0, Counter[int]()
         self.news = False  # a client of this rank has failed, and other ranks do not know it yet
@@ -90,7 +91,7 @@ class ReplayLog:
 
     def begin(self) -> None:
         """Begin the round, or repeat it."""
-        self.requests, self.exchanges, self.news = {}, 0, False
+        self.requests, self.exchanges, self.server_work, self.news = {}, 0, 0, False
         self.streams, self.uploads = 0, Counter()
 
     def clear(self) -> None:

@@ -2,6 +2,9 @@
 
 from functools import partial
 
+import torch
+
+from hpcfed.algorithms.asynchronous.fedasync import FedAsync
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.core.params import Mean
 from hpcfed.federation.upload import Upload
@@ -51,3 +54,11 @@ class SendsLate(RoundBased):
     def finish(self, fed, state, t):
         sent = fed.stream(range(fed.K), partial(self.send, fed), arguments=(state,))
         return fed.mean(sent, keep=state)
+
+
+class Jitters(FedAsync):
+    """Its server adds noise, for which it draws without a stream."""
+
+    def merge(self, fed, job, current, up, near):
+        new = super().merge(fed, job, current, up, near)
+        return fed.on_root(lambda: new.map(lambda v: v + 0.01 * torch.randn(v.shape)))

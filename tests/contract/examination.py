@@ -39,7 +39,7 @@ from hpcfed.clients.participation import Draws
 from hpcfed.comm import Comm, Serial
 from hpcfed.config.job import Job
 from hpcfed.core.errors import DivergedError
-from hpcfed.core.payload import tensors
+from hpcfed.core.payload import has_usual_strides, tensors
 from hpcfed.data import augment
 from hpcfed.engine.decide import world
 from hpcfed.engine.evaluation import Evaluation
@@ -161,6 +161,8 @@ class Examination:
         before = global_generators()
         facts = world(self.job, Serial())
         rounds = Rounds(federation(self.job, Serial(), facts))
+        start = toy.outcome(rounds, [])
+        watch.formats += not_row_major([start.state, start.memory])
         results = open_results(self.job, run, facts, rounds)
         facts.partition.save(names.partition_file(run))
         down, up = zip(
@@ -324,8 +326,11 @@ class Examination:
 
 def not_row_major(value: Any) -> list[str]:
     """Names of the tensors and arrays in a value that are in another order in memory."""
-    arrays = ((name, v.numpy() if isinstance(v, torch.Tensor) else v) for name, v in tensors(value))
-    return [name for name, array in arrays if not array.flags.c_contiguous]
+    each = (
+        (name, v if isinstance(v, torch.Tensor) else torch.from_numpy(v))
+        for name, v in tensors(value)
+    )
+    return [name for name, tensor in each if not has_usual_strides(tensor)]
 
 
 class SameForAll(dict):

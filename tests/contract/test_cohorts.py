@@ -9,6 +9,8 @@ from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
+from hpcfed.engine.fault_tolerance.resume import restore
+from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -29,6 +31,23 @@ def test_a_choice_that_learns_has_the_same_bits_on_any_ranks_and_after_resume(
     again = toy.run(Serial(), job, resume=tmp_path)
     assert toy.differences(again.state, want.state) == []
     assert toy.differences(again.rows, want.rows[2:]) == []
+
+
+@pytest.mark.parametrize("seed", ["0", "2"])
+def test_oort_learns_nothing_in_a_round_in_which_nobody_reports(seed: str, tmp_path: Path):
+    flags = ("--selection.by", "oort", "--system.dropout", "0.6", "--participation", "0.34")
+    job = toy.job("fedavg", *MLP, *flags, "--seed", seed, "--rounds", "6")
+    cohorts = toy.run(Serial(), job).column("cohort")
+    assert (cohorts.sum(1) == 0).any()
+    alone, again = toy.start(Serial(), job), toy.start(Serial(), job)
+    while not alone.over:
+        alone.step()
+        if alone.t == 4:
+            saving.save(alone, tmp_path)
+    restore(again, tmp_path)
+    while not again.over:
+        again.step()
+    assert toy.differences(again.fed.choice.to_tree(), alone.fed.choice.to_tree()) == []
 
 
 @pytest.mark.parametrize("by", ["size", *LEARNS])

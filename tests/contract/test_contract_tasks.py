@@ -117,6 +117,26 @@ def test_the_common_score_is_the_main_metric_on_the_full_test_split(task: str):
         assert toy.differences(got.rows, want.rows) == []
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_the_common_error_of_numbers_has_the_same_bits_on_any_ranks(model: str, tmp_path: Path):
+    """Each rank computes whole batches: sizes of products decide about their last bits."""
+    splits = {}
+    for part, n in (("train", 60), ("test", 301)):
+        x = rng.stream(0, part).normal(size=(n, 1, 8, 8)).astype(np.float32)
+        splits |= {f"x_{part}": x, f"y_{part}": x.reshape(n, -1)[:, :5].sum(1)}
+    np.savez(tmp_path / "numbers.npz", **splits)
+    words = (
+        *("--data.name", str(tmp_path / "numbers.npz"), "--data.task", "regression"),
+        *("--clients", "4", "--data.partition", "iid", "--models.mix", model, "--rounds", "1"),
+        *("--evaluate.common", "--evaluate.batch", "32"),
+    )
+    usual = toy.job("fedavg", *words)
+    (want,) = toy.run(Serial(), usual).rows
+    for ranks in (2, 3):
+        for got in spmd(ranks, lambda comm: toy.run(comm, usual)):
+            assert got.rows[0]["rounds/mse_common"] == want["rounds/mse_common"]
+
+
 def test_numbers_are_learned():
     words = ("--participation", "1", "--rounds", "12", "--models.mix", "mlp", "--local.epochs", "3")
     last = toy.run(Serial(), job("fedavg", "regression", *words)).rows[-1]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hpcfed.algorithms import ALGORITHMS, load
+from hpcfed.clients import client
 from hpcfed.comm import Serial
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError
@@ -54,6 +55,18 @@ def runs(request, tmp_path_factory) -> Examination:
 def job(variant: str, *flags: str):
     method, *width_flags = KINDS[variant]
     return toy.job(method, *width_flags, *flags)
+
+
+UNSEEN = ("--rounds", "2", "--evaluate.every", "1000", "--evaluate.before", "false")
+
+
+def test_drawn_widths_stay_where_a_rank_does_not_keep_its_client_objects(monkeypatch):
+    """Of thousands of clients it keeps the cohort's alone."""
+    flags = ("--models.widths", "1,0.5,0.25", "--algorithm.assignment", "dynamic")
+    job = toy.job("heterofl", *flags, *UNSEEN, "--participation", "1")
+    want = toy.run(Serial(), job)
+    monkeypatch.setattr(client, "MADE", 3)
+    assert toy.differences(toy.run(Serial(), job), want) == []
 
 
 @each_variant

@@ -13,6 +13,7 @@ from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
+from tests.threads import spmd
 
 ONE = ("--clients", "1", "--data.train_limit", "30", "--models.mix", "small", "--rounds", "4")
 ALL = (
@@ -211,3 +212,10 @@ def test_fedcompass_of_one_client_with_alpha_one_is_sequential_training():
     got = run("fedcompass", *flags, *settings).state["model"]
     layout = toy.start(Serial(), toy.job("local", *flags)).fed.store.skeleton("small").layout
     assert near(got, layout.views(run("local", *flags).weights[0]), 1e-6)
+
+
+def test_a_users_server_draws_the_same_on_any_ranks():
+    job = toy.given("tests.contract.cheats:Jitters", "--models.mix", "mlp", "--rounds", "1")
+    want = toy.run(Serial(), job)
+    for got in spmd(2, lambda comm: toy.run(comm, job)):
+        assert toy.differences(got.state, want.state) == []

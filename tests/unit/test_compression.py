@@ -35,6 +35,7 @@ class World:
         self.fed: Any = SimpleNamespace(
             seed=0,
             t=0,
+            moment=0,
             trial=False,
             clock=Clock(),
             job=SimpleNamespace(algorithm=algorithm),
@@ -42,7 +43,8 @@ class World:
         )
 
     def next_round(self) -> None:
-        self.fed.t, self.fed.replay.requests[3] = self.fed.t + 1, 1
+        self.fed.t = self.fed.moment = self.fed.t + 1
+        self.fed.replay.requests[3] = 1
 
     def send(self, upload: Upload) -> Upload:
         return self.transform.upload(self.fed, self.client, upload)

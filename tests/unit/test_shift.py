@@ -147,7 +147,7 @@ def test_ranks_do_not_matter_to_shifted_images(ranks: int):
 def test_the_common_test_split_has_the_tests_of_all_clients_as_they_have_them():
     job = toy.job("fedavg", *MLP, "--data.shift.rotation_groups", "4")
     decided = world(job, Serial())
-    parts = [decided.common_test(rank, 3, CPU) for rank in range(3)]
+    parts = [decided.common_test(rank, 3, 4, CPU) for rank in range(3)]
     order = np.argsort(np.concatenate([part.ids for part in parts]))
     together = np.concatenate([images(part) for part in parts])[order]
     tests = [decided.client_data(k, CPU)[1] for k in range(6)]
@@ -199,7 +199,7 @@ def test_readers_of_a_run_see_the_images_as_its_clients_had_them(tmp_path, flags
         for part, shard in zip(("train", "test"), decided.client_data(k, CPU), strict=False):
             again = sources.client_data(k, part)
             assert (images(again) == images(shard)).all() and (again.labels == shard.labels).all()
-    common = decided.common_test(0, 1, CPU)
+    common = decided.common_test(0, 1, 4, CPU)
     assert (sources.test.x == images(common)).all() and (sources.test.y == common.labels).all()
 
 

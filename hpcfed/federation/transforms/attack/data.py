@@ -140,11 +140,12 @@ class Backdoor(Targeted):
     def of_success(self, fed: Federation, client: Client | None = None) -> Shard:
         """Return the examples of other classes with the trigger, labelled as the target."""
         test = fed.data.test if client is None else client.test
-        others = np.flatnonzero(test.labels != self.settings.target)
+        is_other = test.labels != self.settings.target
+        others = np.flatnonzero(is_other)
         images = triggered(test.x[test.rows[others]], self.bright, self.settings.patch)
         labels = np.full(len(others), self.settings.target, test.labels.dtype)
         shard = Shard.of_split(Split(images, labels), test.device)
-        shard.ids = test.ids[others]
+        shard.ids, shard.lengths = test.ids[others], test.kept_lengths(is_other)
         return shard
 
 
@@ -162,7 +163,7 @@ class EdgeCase(Targeted):
         shard = Shard.of_split(Split(images, labels), fed.device)
         if client is not None:
             return shard
-        return shard.pick(np.arange(fed.comm.rank, len(images), fed.comm.size))
+        return shard.of_rank(fed.comm.rank, fed.comm.size, fed.job.evaluate.batch)
 
 
 def edge_cases(fed: Federation) -> EdgeCases:
