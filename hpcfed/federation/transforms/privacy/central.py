@@ -106,7 +106,8 @@ class CentralMean(BoundedMean):
 
     call: number of the next mean of this round.  uploads: of this rank's clients so far.
     senders: these clients.  bits: the sum of theirs.
-    forms: of the means of a round, as the trial had them: for rounds in which nobody sends.
+    forms: of the means of a round, as the trial or a round had them first: for rounds in which
+    nobody sends.
     """
 
     def __init__(self, privacy: Privacy, poisson: bool) -> None:
@@ -285,10 +286,12 @@ class CentralMean(BoundedMean):
         return rule
 
     def to_tree(self) -> dict[str, Any]:
-        return {"clip": self.clip}
+        forms = [(call, int(form)) for call, form in sorted(self.forms.items())]
+        return {"clip": self.clip, "forms": np.array(forms, dtype=np.int64).reshape(-1, 2)}
 
     def from_tree(self, tree: dict[str, Any]) -> None:
         self.clip = float(tree["clip"])
+        self.forms = {call: Form(form) for call, form in np.array(tree["forms"]).tolist()}
 
 
 class NoisyQuotients(Quotients):
