@@ -19,8 +19,8 @@ def federation(comm: Comm, n: int) -> Any:
     """
     clock, device = Clock(), torch.device("cpu")
     exchange = Exchange(comm, {}, [k % comm.size for k in range(n)], device, clock, ReplayLog())
-    fed = SimpleNamespace(seed=0, t=0, comm=comm, clock=clock, exchange=exchange)
-    fed.replay, fed.gather = ReplayLog(), exchange.gather
+    fed = SimpleNamespace(seed=0, t=0, moment=0, stays=False, comm=comm, clock=clock)
+    fed.replay, fed.exchange, fed.gather = ReplayLog(), exchange, exchange.gather
     fed.clients = {k: SimpleNamespace(memory={}) for k in range(comm.rank, n, comm.size)}
     fed.on_root, fed.warnings = exchange.on_root, Warnings(comm)
     fed.trainable = lambda name: "running" not in name

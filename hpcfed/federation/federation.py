@@ -104,7 +104,8 @@ class Federation:
     - the clients: `architectures`, `modalities`, `sizes`, `largest`, `label_counts`; the examples
       that no client holds, `public`;
     - models to start from: `initial`, `shapes`, `trainable`, `module`, `start_alike`;
-    - a round: `t`, `sample`, `cohort_size`, `share`, `draw_public`;
+    - a round: `t` (in names of random streams `moment`), `sample`, `cohort_size`, `share`,
+      `draw_public`;
     - the clients' work: `run`, `stream`, `mine`, `clients`, `work`, `prepare`, `pooled`;
     - what clients receive: `down`; what they send is the `Upload` that their turn returns;
     - what the server makes of it, and moves between ranks: `mean`, `gather`, `each`, `at_root`,
