@@ -609,8 +609,9 @@ class Federation:
 
     def _server_work(self, kind: str) -> tuple[str | int, ...]:
         """Return the name of a piece of the server's work, which no other one of the run has."""
-        self.replay.server_work += 1
-        return kind, self.t, int(self.stays), self.replay.server_work
+        when, number = self.replay.server_work
+        self.replay.server_work = when, number + 1
+        return kind, when, self.moment, number
 
     def spread(self, items: Iterable[Item], work: Callable[[Item], T]) -> dict[Item, T]:
         """Return the results of independent pieces of the server's work, by item, on all ranks.

@@ -80,7 +80,8 @@ class ReplayLog:
         # failures of clients of all ranks, as in `Entry.failures`
         self.left: dict[int, dict[int, tuple[str, str]]] = {}
         self.exchanges = 0  # since the round was last begun
-        self.server_work = 0  # since then, calls of `Federation.on_root` and `spread`
+        # calls of `Federation.on_root` and `spread`: since then, or before the first round
+        self.server_work: tuple[str, int] = ("init", 0)
         # since then, calls of `Federation.stream`, and uploads of each of this rank's clients
         self.streams, self.uploads = 0, Counter[int]()
         self.news = False  # a client of this rank has failed, and other ranks do not know it yet
@@ -91,12 +92,15 @@ class ReplayLog:
 
     def begin(self) -> None:
         """Begin the round, or repeat it."""
-        self.requests, self.exchanges, self.server_work, self.news = {}, 0, 0, False
+        self.requests, self.exchanges, self.news = {}, 0, False
+        self.server_work = ("round", 0)
         self.streams, self.uploads = 0, Counter()
 
     def clear(self) -> None:
         """Discard the log after the round."""
+        server_work = self.server_work
         self.__init__()  # type: ignore[misc]
+        self.server_work = server_work
 
     def next(self, k: int, group: list[int]) -> Turn | None:
         """Return client k's next turn if it is completed already, else None.

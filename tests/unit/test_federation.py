@@ -70,6 +70,21 @@ def test_the_docstring_names_all_that_is_public_and_nothing_else():
     assert named == {name for name in dir(fed) if not name.startswith("_")}
 
 
+def test_each_piece_of_a_users_servers_work_draws_anew():
+    fed = toy.start(Serial(), toy.job("tests.contract.cheats:Jitters", "--models.mix", "mlp")).fed
+
+    def draw() -> float:
+        return fed.on_root(lambda: torch.rand(()).item())
+
+    values = [draw()]  # in `init`
+    fed.begin()
+    values += [draw(), draw(), fed.spread([0], lambda _: torch.rand(()).item())[0]]
+    with fed.stay_with_clients():  # in `finish`
+        fed.begin()
+        values.append(draw())
+    assert len(set(values)) == 5
+
+
 @pytest.mark.parametrize("channels", [3, 1])
 def test_what_passes_between_client_and_server_is_in_row_major_order(channels: int):
     """As it is after a move to another rank or a resumption, where kernels may give other bits.
