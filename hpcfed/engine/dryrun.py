@@ -50,11 +50,12 @@ def show(job: Job, facts: World, fed: Federation) -> None:
         f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring"
     )
     out.print(f"metrics: {', '.join(fed.data.metrics)} (task: {facts.data.task.name})")
-    traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, LISTED))]
+    traffic = [fed.participants.announced(k) for k in range(min(fed.K, LISTED))]
     down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
     out.print(f"traffic per client and round: {down} down, {up} up")
     if facts.edges and len(traffic) == len(ranks):
-        out.print(between_edges(facts.edges, traffic, job.edges.rounds))
+        sums = [(down, up - fed.choice.nbytes) for down, up in traffic]  # without reported losses
+        out.print(between_edges(facts.edges, sums, job.edges.rounds))
     if idle := sum(not ks for ks in clients.values()):
         out.print(f"warning: {idle} of {len(clients)} ranks have no client")
 

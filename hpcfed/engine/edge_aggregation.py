@@ -25,7 +25,7 @@ stands for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -206,8 +206,7 @@ class SynchronousEdges(EdgeServers):
             if size and not self.served[e]:
                 self.clocks[e] += link.latency[e] + link.transfer(e, size)
                 self.served[e], down = True, down + size
-            seconds = [took[k] for k in ks]
-            self.clocks[e] += max([*seconds, deadline] if {*ks} & {*lost} else seconds)
+            self.clocks[e] += max(deadline if deadline and k in lost else took[k] for k in ks)
             self.sends[e] = max(self.sends[e], *(bytes_[k][1] - report_bytes for k in ks))
             up += report_bytes * sum(k not in lost for k in ks)
         if self.due(t):
@@ -251,16 +250,19 @@ class EventEdges(EdgeServers):
         """Return the virtual time from which the edge of client k hands out models."""
         return float(self.ready[self.map.of[k]])
 
-    def let_travel(self, t: int, now: float) -> None:
+    def let_travel(self, t: int, now: float, reports: Iterable[int]) -> None:
         """Account for the time of the server's aggregation at the end of round t.
 
-        now: virtual time of that end. If the server aggregates in this round, all models go up to
-        the server and then down, so an edge waits until the slowest edge's model has arrived at the
-        server.
+        now: virtual time of that end. If the server aggregates in this round, the models of edges
+        whose clients have reported go up to the server, and then its model goes down, so an edge
+        waits until the slowest of these models has arrived at the server.
+        reports: the clients that report in this round.
         """
         if self.due(t):
-            link = self.map
-            arrival = now + float((link.latency + self.nbytes / link.bandwidth).max())
+            link, sends = self.map, self.weights > 0
+            sends[[int(link.of[k]) for k in reports]] = True
+            up = link.latency + self.nbytes / link.bandwidth
+            arrival = now + float(up[sends].max(initial=0.0))
             self.ready = arrival + self.nbytes / link.bandwidth
 
     def serve(self, k: int) -> None:

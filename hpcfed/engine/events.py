@@ -100,9 +100,10 @@ class Events:
         self._opened = {job.client: job for job in self.queue.going.values()}
         failed = {(k, number) for k, jobs in self.fed.replay.left.items() for number in jobs}
         self._ended = self.queue.advance(self.algorithm.merges or self.fed.cohort_size, failed)
+        reports = sorted({job.client for job in self._jobs() if job.reports})
         if self.edges:
-            self.edges.let_travel(t, self.now)
-        return sorted({job.client for job in self._jobs() if job.reports})
+            self.edges.let_travel(t, self.now, reports)
+        return reports
 
     def _jobs(self, begin: int = 0) -> list[Work]:
         """Return the round's jobs in the order of their ends, from event number `begin` on."""

@@ -133,7 +133,7 @@ class Synchronous:
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
         """Advance virtual time until the slowest client has reported.
 
-        If a client is lost, the server waits at least until the deadline. If clients work one at a
+        If a client is lost, the server waits for it until the deadline. If clients work one at a
         time, it waits for each of them.
         """
         lost, profiles = self.fed.participants.lost, self.fed.participants.profiles
@@ -151,7 +151,7 @@ class Synchronous:
             bytes_ = {k: (int(down), int(up)) for k, (_, down, up) in cells.items()}
             self.now, traffic = self.edges.elapse(self.fed.t, took, bytes_, [*lost], deadline)
         else:
-            seconds = [max(s, deadline) if k in lost else s for k, s in took.items()]
+            seconds = [deadline if deadline and k in lost else s for k, s in took.items()]
             self.now += sum(seconds) if self.algorithm.one_at_a_time else max(seconds, default=0.0)
         self.now += self.fed.tallies.server_delay
         self.fed.choice.learn(self.fed.t, cohort, self.losses, took)

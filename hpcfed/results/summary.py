@@ -255,14 +255,17 @@ def best(record: Record, name: str) -> dict[str, Any]:
 def traffic(record: Record) -> dict[str, Any]:
     """Return the bytes that clients received and sent.
 
-    Values per client and round (or job, without rounds) are means over all reports, integers if
-    exact.
+    Values per client and round (or job, without rounds) are means over all reports, of downloads
+    also over the clients that were lost; integers if exact.
     """
     name = "clients/reports" if "clients/reports" in record.columns else "clients/cohort"
-    turns = int(np.nansum(column(record, name)))
+    reports = int(np.nansum(column(record, name)))
+    lost = int(np.nansum(column(record, "clients/lost")))
     totals = {way: int(np.nansum(column(record, f"clients/{way}"))) for way in ("down", "up")}
+    turns = {"down": reports + lost, "up": reports}
     each = {
-        f"{way}_per_client_round": whole(n / turns) if turns else None for way, n in totals.items()
+        f"{way}_per_client_round": whole(n / turns[way]) if turns[way] else None
+        for way, n in totals.items()
     }
     return {**each, **{f"{way}_total": n for way, n in totals.items()}}
 

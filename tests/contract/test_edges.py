@@ -165,6 +165,14 @@ def test_asynchronous_clients_wait_while_their_edge_exchanges_models_with_the_se
     assert column(outcome, "rounds/edges_up") == [0, 3 * BYTES, 0, 3 * BYTES]
 
 
+def test_asynchronous_clients_do_not_wait_for_an_edge_without_models():
+    links = ("--edges.latency", "0,1000", "--edges.bandwidth", "1e12", "--edges.rounds", "1")
+    devices = ("--system.latency", "1", "--system.bandwidth", "1e12", "--system.speed", "1e15")
+    own = ("--edges.number", "2", "--edges.clients", "0,0,0,0,0,0")
+    outcome = toy.run(Serial(), toy.job("fedasync", *MLP, *links, *devices, *own))
+    assert column(outcome, "rounds/virtual_seconds")[-1] < 10
+
+
 def test_a_client_is_evaluated_and_saved_with_the_model_of_its_edge(tmp_path: Path):
     flags = (*THREE, "--edges.rounds", "4", "--models.mix", "mlp", "--participation", "1")
     run = models.saved_run(tmp_path / "run", "fedavg", *flags, rounds=3)

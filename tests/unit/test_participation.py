@@ -112,6 +112,12 @@ def test_a_lost_client_receives_and_works_but_sends_nothing_and_the_server_waits
     assert row["rounds/virtual_seconds"] == 1000.0
 
 
+def test_a_deadline_ends_the_round_of_clients_that_are_still_receiving():
+    flags = ("--system.bandwidth", "1000", "--system.deadline", "5")  # a download takes longer
+    row = started("fedavg", *flags).step()[0]
+    assert row["clients/lost"].all() and row["rounds/virtual_seconds"] == 5.0
+
+
 def test_without_a_deadline_a_lost_client_costs_what_it_had_done():
     rounds = started("fedavg", "--system.dropout", "0.9")
     row = rounds.step()[0]
