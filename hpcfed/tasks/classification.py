@@ -344,9 +344,17 @@ class Classification(Task):
         return answers | {"decided": decided}
 
 
-@cache
 def on_device(weights: tuple[float, ...], device: Any) -> Tensor:
     """Return the weights of the classes, [C], on a device."""
+    import torch
+
+    # on a CPU made anew, since a step that is recorded would leave a tensor without values
+    return torch.tensor(weights) if device.type == "cpu" else on_gpu(weights, device)
+
+
+@cache
+def on_gpu(weights: tuple[float, ...], device: Any) -> Tensor:
+    """Return the weights of the classes, [C], for whose copy to a GPU a step would wait."""
     import torch
 
     return torch.tensor(weights, device=device)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, type(...))
 CONSTANT = (np.generic, Enum, PurePath, torch.dtype, torch.device, torch.Size)
+# modules of the hooks that are called around training; of them `loss` alone is called in it
+HOOKS = ("hpcfed.algorithms.base", "hpcfed.algorithms.events")
 MODULE = frozenset(vars(nn.Module())) - {"training"}  # attributes that every module has
 
 
@@ -58,9 +60,31 @@ class Anyone:
 
 
 def is_users(loss: Callable[..., Any], architecture: str) -> bool:
-    """Return whether an objective or its model is a user's own code."""
+    """Return whether an objective or its model is a user's own code, or may call some."""
     fn = loss.func if isinstance(loss, partial) else loss
-    return not (getattr(fn, "__module__", None) or "").startswith("hpcfed.") or ":" in architecture
+    if ":" in architecture or not is_ours(fn):
+        return True
+    return isinstance(fn, MethodType) and adds_to_steps(type(fn.__self__))
+
+
+def is_ours(code: Any) -> bool:
+    """Return whether a function or class is one of hpcfed's."""
+    return (getattr(code, "__module__", None) or "").startswith("hpcfed.")
+
+
+def adds_to_steps(method: type) -> bool:
+    """Return whether a user's class derives from a method and has functions that its objective may
+    call: all but the hooks around training.
+    """
+    ours = [c for c in method.__mro__ if is_ours(c)]
+    around = {name for c in ours if c.__module__ in HOOKS for name in vars(c)} - {"loss"}
+    users = method.__mro__[: method.__mro__.index(ours[0])]
+    return any(
+        isinstance(value, FunctionType | property) and name not in around
+        for c in users
+        for name, value in vars(c).items()
+        if not name.startswith("__")
+    )
 
 
 def extract_tensors(
@@ -89,10 +113,23 @@ def extract_tensors(
     return (identity(fn), form), tensors, refill
 
 
+class Itself:
+    """A key that is equal for one object alone, and keeps it, so that no other gets its address."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 def identity(fn: Any) -> Hashable:
     """Return a key that is equal for equal functions."""
     if isinstance(fn, MethodType) and isinstance(fn.__self__, Section):
-        return fn.__func__, id(fn.__self__)  # the method is a frozen record that lives with the run
+        return fn.__func__, Itself(fn.__self__)  # the method is a frozen record
     if isinstance(fn, FunctionType) and not (
         fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__
     ):

@@ -182,18 +182,29 @@ def constant(node: Node, constants: dict[Node, Tensor]) -> Tensor | None:
     source: Any = node.args[0] if node.args else None
     if name(node) in VIEWS and source in constants:
         return operation(constants[source], *node.args[1:], **node.kwargs)
-    if name(node) == "aten::scalar_tensor":
+    if name(node) == "aten::scalar_tensor" and not is_written(node):
         return operation(*node.args, **node.kwargs)
-    if name(node) == "aten::ones_like" and not any(map(writes, node.users)):
+    if name(node) == "aten::ones_like" and not is_written(node):
         like = node.meta["val"]
         return torch.ones(like.shape, dtype=like.dtype, device=like.device)
     return None
 
 
+def is_written(node: Node) -> bool:
+    """Return whether an operation writes into the tensor of a node, or into a view of it."""
+    return any(writes(user) or (is_view(user) and is_written(user)) for user in node.users)
+
+
+def is_view(node: Node) -> bool:
+    """Return whether an operation's result may share the memory of its input."""
+    operation: Any = node.target
+    return name(node) != "" and any(v.alias_info is not None for v in operation._schema.returns)
+
+
 def writes(node: Node) -> bool:
     """Return whether an operation writes into one of its inputs."""
     operation: Any = node.target
-    return operation._schema.is_mutable
+    return name(node) != "" and operation._schema.is_mutable
 
 
 def name(node: Node) -> str:

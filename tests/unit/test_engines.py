@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.algorithms.global_model.fedavg import FedAvg
+from hpcfed.algorithms.global_model.fedprox import FedProx
+from hpcfed.algorithms.personal.ditto import Ditto
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from hpcfed.core.rng import scoped
@@ -27,7 +29,7 @@ from hpcfed.training import engines
 from hpcfed.training.engines import gradient
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.losses import contrastive_cross_entropy, proximal
-from hpcfed.training.objective import Unshareable, extract_tensors, settings
+from hpcfed.training.objective import Unshareable, extract_tensors, is_users, settings
 from hpcfed.training.recorded_step import RecordedStep
 from tests.contract import toy
 
@@ -347,3 +349,72 @@ def test_a_users_loss_that_collects_values_runs_in_every_step(monkeypatch):
     rounds.algorithm = rounds.schedule.algorithm = Collects()
     row, _ = rounds.step()
     assert sum(map(len, Collects.seen)) == row["clients/examples"].sum()
+
+
+class Halves(Ditto):
+    """A user's method: a hook of Ditto's calls its loss."""
+
+    def loss(self, client, state, model, x, y):
+        return 0.5 * super().loss(client, state, model, x, y)
+
+
+class Averages(FedAvg):
+    """A user's method, of which nothing is computed in a step."""
+
+    def server(self, fed, state, mean, cohort):
+        return mean
+
+
+@pytest.mark.parametrize(
+    ("loss", "users"),
+    [
+        (Ditto().personal_loss, False),
+        (Halves().personal_loss, True),
+        (Averages().loss, False),
+        (Halves().loss, True),
+    ],
+)
+def test_an_objective_is_a_users_if_it_may_call_a_users_function(loss, users: bool):
+    assert is_users(loss, "mlp") == users and is_users(loss, "own:net")
+
+
+def test_a_recording_of_one_method_serves_no_other_at_its_address():
+    fed, weights = federation("--training.engine", "traced"), {}
+    client = fed.clients[5]
+    start, anchor = client.skeleton.flat.clone(), client.params() * 0
+    for turn in range(2):
+        for mu in (0.0, 10.0, 20.0):
+            client.skeleton.load(start)
+            sgd(fed, client, turn, partial(FedProx(mu=mu).loss, client, anchor))
+            weights[turn, mu] = client.skeleton.flat.clone()
+    assert not any(torch.equal(weights[0, 0.0], weights[0, mu]) for mu in (10.0, 20.0))
+    assert not torch.equal(weights[0, 10.0], weights[0, 20.0])
+
+
+def doubles_a_class(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    logits = model(x)
+    weights = torch.ones_like(logits[0])
+    weights[2] *= 2  # through a view
+    return (weights[y] * F.cross_entropy(logits, y, reduction="none")).mean()
+
+
+def adds_to_a_number(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    total = torch.scalar_tensor(0.0)
+    for p in model.parameters():
+        total += p.detach().square().sum()
+    return cross_entropy(model, x, y) * (1 + 1e-3 * total)
+
+
+@pytest.mark.parametrize("loss", [doubles_a_class, adds_to_a_number])
+def test_what_a_step_writes_into_a_new_tensor_is_written_anew_in_each_step(loss):
+    flags = ("--local.batch", "8", "--training.engine")
+    assert torch.equal(trained(loss, *flags, "traced"), trained(loss, *flags, "eager"))
+
+
+def test_weights_of_classes_do_not_end_a_recorded_run():
+    words = ("fedavg", "--models.mix", "mlp", "--local.class_weights", "all", "--rounds", "2")
+    traced, eager = (
+        toy.run(Serial(), toy.job(*words, "--training.engine", engine))
+        for engine in ("traced", "eager")
+    )
+    assert toy.differences(traced.state, eager.state) == []
