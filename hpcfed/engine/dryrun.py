@@ -54,8 +54,8 @@ def show(job: Job, facts: World, fed: Federation) -> None:
     down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
     out.print(f"traffic per client and round: {down} down, {up} up")
     if facts.edges and len(traffic) == len(ranks):
-        sums = [(down, up - fed.choice.nbytes) for down, up in traffic]  # without reported losses
-        out.print(between_edges(facts.edges, sums, job.edges.rounds))
+        summed = [(down, up - fed.choice.nbytes) for down, up in traffic]  # reports are not
+        out.print(between_edges(facts.edges, summed, job.edges.rounds))
     if idle := sum(not ks for ks in clients.values()):
         out.print(f"warning: {idle} of {len(clients)} ranks have no client")
 

@@ -150,7 +150,8 @@ def with_groups(fed: Federation, tested: Score, test: Shard) -> Score:
 def outputs(fed: Federation, predict: Predict, test: Shard) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield a model's outputs, and the labels, of one batch of examples after the other."""
     n = len(test)
-    for rows in chunks(fed, n) if test.lengths is None else split(n, test.lengths):
+    batches = chunks(fed, n) if test.lengths is None else split(n, test.lengths)
+    for rows in batches:
         x, y = test.batch(rows)
         yield predict(fed.prepare(x)), y
 

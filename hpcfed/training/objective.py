@@ -76,12 +76,12 @@ def adds_to_steps(method: type) -> bool:
     """Return whether a user's class derives from a method and has functions that its objective may
     call: all but the hooks around training.
     """
-    ours = [c for c in method.__mro__ if is_ours(c)]
-    around = {name for c in ours if c.__module__ in HOOKS for name in vars(c)} - {"loss"}
-    users = method.__mro__[: method.__mro__.index(ours[0])]
+    bases = [c for c in method.__mro__ if is_ours(c)]
+    around = {name for c in bases if c.__module__ in HOOKS for name in vars(c)} - {"loss"}
+    users_classes = method.__mro__[: method.__mro__.index(bases[0])]
     return any(
         isinstance(value, FunctionType | property) and name not in around
-        for c in users
+        for c in users_classes
         for name, value in vars(c).items()
         if not name.startswith("__")
     )
