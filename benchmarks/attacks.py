@@ -254,12 +254,7 @@ def draw(rows: Mapping[str, Any]) -> None:
                     write(axes, i, last, f"{success[i, 0]:.2f}", light=success[i, 0] > 0.5)
         rows_at = (len(names) - 0.5, -0.5)
         of_loss = axes.imshow(
-            loss,
-            vmin=-0.5,
-            vmax=0.5,
-            cmap="RdBu",
-            aspect="auto",
-            extent=(-0.5, last - 0.5, *rows_at),
+            loss, vmin=-0.5, vmax=0.5, cmap="RdBu", extent=(-0.5, last - 0.5, *rows_at)
         )
         of_success = axes.imshow(
             success, vmin=0, vmax=1, cmap="Purples", extent=(last - 0.5, last + 0.5, *rows_at)

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from hpcfed.algorithms.base import RoundBased, is_plain, keeps_weights
+from hpcfed.algorithms.base import is_plain, keeps_weights
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.clients.client import Client
@@ -264,8 +264,8 @@ def check_repetitions(job: Job) -> None:
     Their noise would be the same, and the account counts the round once.
     """
     method = job.algorithm
-    alike = isinstance(method, RoundBased) and is_plain(method, "round", "aggregate")
-    if job.run.on_client_fault == "drop" and not alike:
+    in_rounds = not isinstance(method, EventBased)
+    if job.run.on_client_fault == "drop" and not (in_rounds and one_exchange(method)):
         raise ConfigError(
             f"privacy.by = {job.privacy.by!r}: if a client of {method.name} fails, the round is "
             f"repeated with what clients have sent already, which no account counts; set "

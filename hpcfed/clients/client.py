@@ -17,7 +17,7 @@ from torch import Tensor
 from hpcfed.core.inputs import Inputs, join
 from hpcfed.core.params import Params
 from hpcfed.core.shapes import each, parts
-from hpcfed.data.sampling import parts_of_rank
+from hpcfed.data.sampling import even_parts
 
 if TYPE_CHECKING:
     from hpcfed.clients.store import ClientStore
@@ -98,9 +98,10 @@ class Shard:
     def of_rank(self, rank: int, ranks: int, size: int) -> Shard:
         """Return the part of the examples that this of several ranks evaluates.
 
+        It is complete batches, so that a model's outputs have the same bits on any number of ranks.
         size: most examples of a batch.
         """
-        batches = parts_of_rank(len(self), size, rank, ranks)
+        batches = even_parts(len(self), size)[rank::ranks]
         part = self.pick(np.concatenate(batches) if batches else np.arange(0))
         part.lengths = list(map(len, batches))
         return part

@@ -10,14 +10,6 @@ def even_parts(n: int, size: int) -> list[np.ndarray]:
     return np.array_split(np.arange(n), -(-n // size)) if n else []
 
 
-def parts_of_rank(n: int, size: int, rank: int, ranks: int) -> list[np.ndarray]:
-    """Return those of `even_parts` that this of several ranks has.
-
-    What is computed part by part has the same bits on any number of ranks.
-    """
-    return even_parts(n, size)[rank::ranks]
-
-
 def take(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> np.ndarray:
     """Draw counts[c] examples of each class c without replacement, or all if there are fewer.
 

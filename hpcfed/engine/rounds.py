@@ -98,7 +98,6 @@ class Synchronous:
     def report(self, cohort: list[int]) -> None:
         """Let the cohort report on its training losses if the choice of cohorts needs them."""
         fed = self.fed
-        self.losses = {}
         if not fed.choice.needs_losses:
             return
 
@@ -113,7 +112,8 @@ class Synchronous:
         return self.edges.state_of(k, state) if self.edges else state
 
     def begin(self, t: int) -> list[int]:
-        fed, method, self.losses = self.fed, self.algorithm, {}
+        fed, method = self.fed, self.algorithm
+        self.losses = {}
         cohort, keeps = method.cohort(fed, t), method.keeps_stragglers
         if fed.participants.profiles.trace:  # the server waits until a client is available
             reached = (fed.participants.profiles.available_from(k, self.now) for k in cohort)

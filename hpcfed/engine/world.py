@@ -23,7 +23,6 @@ from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.edge_cases import EdgeCases
 from hpcfed.data.modalities import Held, mislabel
 from hpcfed.data.partition import Partition
-from hpcfed.data.sampling import parts_of_rank
 from hpcfed.data.shift import images_of, of_client
 from hpcfed.data.synthetic import Synthetic
 
@@ -137,13 +136,13 @@ class World:
         if not self.shift.active:
             return Shard.of_split(test, device).of_rank(rank, ranks, size)
         owners, rows = self.rows.tests()
-        batches = parts_of_rank(len(rows), size, rank, ranks)
-        ids = np.concatenate(batches) if batches else np.arange(0)
+        plain = Shard(test.x, test.y, rows, device, ids=np.arange(len(rows)))
+        plain = plain.of_rank(rank, ranks, size)
         images = images_of(
-            self.shift, len(self.architectures), self.seed, test.x, owners[ids], rows[ids]
+            self.shift, len(self.architectures), self.seed, test.x, owners[plain.ids], plain.rows
         )
-        shard = Shard(images, test.y[rows[ids]], np.arange(len(ids)), device, ids=ids)
-        shard.lengths = list(map(len, batches))
+        shard = Shard(images, plain.labels, np.arange(len(plain)), device, ids=plain.ids)
+        shard.lengths = plain.lengths
         return shard
 
     def to_tree(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ The scores of client k in a round (papers differ in what they report; results us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -149,13 +149,10 @@ def with_groups(fed: Federation, tested: Score, test: Shard) -> Score:
 
 def outputs(fed: Federation, predict: Predict, test: Shard) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield a model's outputs, and the labels, of one batch of examples after the other."""
-    n = len(test)
-    batches = chunks(fed, n) if test.lengths is None else split(n, test.lengths)
+    if test.lengths is None:
+        batches = chunks(fed, len(test))
+    else:
+        batches = np.split(np.arange(len(test)), np.cumsum(test.lengths)[:-1])
     for rows in batches:
         x, y = test.batch(rows)
         yield predict(fed.prepare(x)), y
-
-
-def split(n: int, lengths: Sequence[int]) -> list[np.ndarray]:
-    """Return positions 0..n-1 in parts of these lengths."""
-    return np.split(np.arange(n), np.cumsum(lengths)[:-1])

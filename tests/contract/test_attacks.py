@@ -74,7 +74,7 @@ def test_a_free_rider_sends_what_it_received():
 
 
 def test_an_attackers_noise_after_the_last_round_is_not_that_of_the_round():
-    """So is all that is drawn for an upload or a mean."""
+    """Nor is anything else that is drawn for an upload or a mean."""
     rounds = toy.start(
         Serial(), job("tests.contract.cheats:SendsLate", ("noise",), "--rounds", "1")
     )

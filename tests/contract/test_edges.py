@@ -168,8 +168,8 @@ def test_asynchronous_clients_wait_while_their_edge_exchanges_models_with_the_se
 def test_asynchronous_clients_do_not_wait_for_an_edge_without_models():
     links = ("--edges.latency", "0,1000", "--edges.bandwidth", "1e12", "--edges.rounds", "1")
     devices = ("--system.latency", "1", "--system.bandwidth", "1e12", "--system.speed", "1e15")
-    own = ("--edges.number", "2", "--edges.clients", "0,0,0,0,0,0")
-    outcome = toy.run(Serial(), toy.job("fedasync", *MLP, *links, *devices, *own))
+    one_empty = ("--edges.number", "2", "--edges.clients", "0,0,0,0,0,0")
+    outcome = toy.run(Serial(), toy.job("fedasync", *MLP, *links, *devices, *one_empty))
     assert column(outcome, "rounds/virtual_seconds")[-1] < 10
 
 
