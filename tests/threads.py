@@ -18,7 +18,9 @@ T = TypeVar("T")
 class Meeting:
     """The meeting point of the ranks: each exchange takes one value from each rank.
 
-    It detects ranks that do not make the same call.
+    It detects ranks that do not make the same call. Between two exchanges the ranks compute one
+    after the other: threads that compute at once would wait for each other at every call of torch,
+    which takes a run on three ranks twice as long.
     """
 
     def __init__(self, ranks: int, timeout: float) -> None:
@@ -26,6 +28,17 @@ class Meeting:
         self.calls: list[list[str]] = [["start"] * ranks, ["start"] * ranks]
         self.values: list[list[Any]] = [[None] * ranks, [None] * ranks]
         self.last = ["start"] * ranks
+        self.timeout, self.free, self.computes = timeout, threading.Lock(), -1
+
+    def take_turn(self, rank: int) -> None:
+        """Wait until no other rank computes; but not for one that is stuck."""
+        if self.free.acquire(timeout=self.timeout):
+            self.computes = rank
+
+    def end_turn(self, rank: int) -> None:
+        if self.computes == rank:
+            self.computes = -1
+            self.free.release()
 
     def exchange(self, turn: int, rank: int, call: str, value: Any) -> list[Any]:
         """Return all ranks' values, [R].
@@ -35,7 +48,11 @@ class Meeting:
         """
         calls, values = self.calls[turn % 2], self.values[turn % 2]
         calls[rank], values[rank], self.last[rank] = call, value, call
-        self.barrier.wait()
+        self.end_turn(rank)
+        try:
+            self.barrier.wait()
+        finally:
+            self.take_turn(rank)
         if len(set(calls)) > 1:
             calls_by_rank = ", ".join(f"rank {r}: {name}" for r, name in enumerate(calls))
             raise RuntimeError(f"the ranks make different calls: {calls_by_rank}")
@@ -144,6 +161,7 @@ def spmd(ranks: int, fn: Callable[[Threads], T], nodes: int = 1, timeout: float 
 def _run(comm: Threads, fn: Callable[[Threads], T], meeting: Meeting, done: SimpleQueue) -> None:
     result, error = None, None
     try:
+        meeting.take_turn(comm.rank)
         result = fn(comm)
         comm.exchange("end")  # detects ranks that leave early
     except BaseException as caught:  # is raised again by spmd, also SystemExit
@@ -151,6 +169,7 @@ def _run(comm: Threads, fn: Callable[[Threads], T], meeting: Meeting, done: Simp
     done.put((comm.rank, result, error))
     if error:
         meeting.barrier.abort()
+    meeting.end_turn(comm.rank)
 
 
 def _collect(ranks: int, meeting: Meeting, done: SimpleQueue, timeout: float) -> list[Any]:
