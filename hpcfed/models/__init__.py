@@ -34,14 +34,17 @@ def for_shapes(name: str) -> AbstractContextManager[object]:
 
     A model of hpcfed or torchvision or a dual encoder gets no weights: torch's meta device has
     none. Other code may read values of the tensors that it makes, so its models are built as
-    always. Random streams stay as they are.
+    always; so are sub-models, because to cut a tensor there loads sympy, half a second on each
+    rank. Random streams stay as they are.
     """
     import torch
 
     from hpcfed.core import rng
 
-    base = Architecture.parse(name).base
-    if ":" in base and not find(base).dual and not base.startswith("torchvision:"):
+    architecture = Architecture.parse(name)
+    base = architecture.base
+    is_foreign = ":" in base and not find(base).dual and not base.startswith("torchvision:")
+    if is_foreign or architecture.width < 1:
         return rng.scoped(0, "shapes")
     return torch.device("meta")
 

@@ -93,9 +93,6 @@ class Conv2d(nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        # nothing to gain here, and `models.trace` must see whole weights
-        if x.is_meta:
-            return super().forward(x)
         if x.is_cuda and 1 < self.groups == self.in_channels:
             return depthwise(self, x)
         rows, columns = map(

@@ -1,8 +1,10 @@
-"""A pass of a model without data, which finds the connected units of its layers."""
+"""A pass of a model over an empty example, which finds the connected units of its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from hpcfed.core.errors import ConfigError
+from hpcfed.models.layers import Conv2d
 
 FIXED = -1  # the group of units that are never cut: inputs and classes
 ASKS = {"dim", "size", "numel", "__get__"}  # calls that return no tensor
@@ -40,6 +43,19 @@ class Stretch(NamedTuple):
 Axis = tuple[Stretch, ...]  # the content of one dimension
 
 
+@contextmanager
+def whole_weights(model: nn.Module) -> Iterator[None]:
+    """Inside, convolutions of very small maps multiply their whole weight, as others do."""
+    layers = [layer for layer in model.modules() if isinstance(layer, Conv2d)]
+    for layer in layers:
+        layer.forward = partial(nn.Conv2d.forward, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
 class Trace(TorchFunctionMode):
     """One pass of a model that follows the units through every call of torch.
 
@@ -52,7 +68,11 @@ class Trace(TorchFunctionMode):
         super().__init__()
         self.model, self.kind = model, type(model).__name__
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self.tensors = {name: torch.empty_like(v, device="meta") for name, v in tensors.items()}
+        # not on torch's meta device, which loads the compiler and sympy, a second on each rank
+        self.tensors = {
+            name: torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+            for name, value in tensors.items()
+        }
         self.names = {id(v): name for name, v in self.tensors.items()}
         self.sizes: dict[int, int] = {}
         self.joined: dict[int, int] = {}  # a group that became part of an earlier one
@@ -65,10 +85,10 @@ class Trace(TorchFunctionMode):
 
         Raises ConfigError if the model cannot be followed; see `refuse`.
         """
-        x, training = torch.empty(1, *shape, device="meta"), self.model.training
+        x, training = torch.zeros(1, *shape, device="cpu"), self.model.training
         self.keep(x, (Stretch(FIXED, shape[0]),))
         self.model.eval()
-        with self:
+        with torch.no_grad(), whole_weights(self.model), self:
             functional_call(self.model, self.tensors, (x,))
         self.model.train(training)
         classes = (Stretch(FIXED, len(self.tensors["head.weight"])),)

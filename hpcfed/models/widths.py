@@ -144,8 +144,8 @@ def piece(value: Tensor, axes: tuple[np.ndarray, ...]) -> Tensor:
 def units(model: Model, shape: tuple[int, ...]) -> Units:
     """Return the groups of a model that takes inputs of this shape.
 
-    They are found by one pass without data. Raises ConfigError for a model with a layer that it
-    does not know how to cut.
+    They are found by one pass over an empty example. Raises ConfigError for a model with a layer
+    that it does not know how to cut.
     """
     trace = Trace(model)
     trace.run(shape)
@@ -160,7 +160,8 @@ def structure(name: str, shape: tuple[int, ...], classes: int, d: int) -> Units:
     Raises ConfigError as `units`.
     """
     with for_shapes(name):
-        return units(build(name, shape, classes, d), shape)  # type: ignore[arg-type]  # no pair
+        model = build(name, shape, classes, d)
+    return units(model, shape)  # type: ignore[arg-type]  # no pair
 
 
 @torch.no_grad()

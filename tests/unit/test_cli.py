@@ -277,24 +277,27 @@ def test_a_result_file_is_read_without_torch(run):
     assert python("-c", code, "summary", str(run)).stdout.endswith("\nFalse\n")
 
 
-def test_a_run_of_ones_own_model_does_not_load_torchs_compiler(tmp_path):
-    """It takes a second and more, on each rank."""
+def test_neither_ones_own_model_nor_sub_models_load_torchs_compiler(tmp_path):
+    """It takes a second and more, on each rank, and sympy half of one."""
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n\n\n"
         "def net(shape, d):\n    return nn.Sequential(nn.Flatten(), nn.Linear(256, d))\n"
     )
-    words = ["--models.mix", "mine:net", "--rounds", "1", "--out", str(tmp_path / "run")]
+    usual = ["--rounds", "1", "--log.picture", "false", "--out", str(tmp_path / "run")]
+    own = ["--models.mix", "mine:net"]
+    narrow = ["--algorithm.name", "heterofl", "--models.mix", "cnn", "--models.widths", "1,0.5"]
     code = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
 from hpcfed.cli import main
-assert not main(["run", *{words}])
-print("torch._dynamo" in sys.modules)
+for flags in {own, narrow}:
+    assert not main(["run", "--overwrite", *{usual}, *flags])
+print({{"torch._dynamo", "sympy"}} & set(sys.modules))
 """
     done = subprocess.run(
         [forked.python(), "-c", code], capture_output=True, text=True, env=environment({})
     )
-    assert done.stdout.endswith("\nFalse\n"), done.stderr
+    assert done.stdout.endswith("\nset()\n"), done.stderr
 
 
 def test_a_reader_that_goes_away_is_no_traceback():
