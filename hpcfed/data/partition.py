@@ -239,7 +239,7 @@ def _draw(
 
 
 def _from_file(path: Path, data: DataSet, clients: int, public: int) -> Partition:
-    partition = Partition.load(path)
+    partition = Partition.load(path, drawn=True)
     partition.check(path, clients, data.name, len(data.train.y), len(data.test.y))
     if public and len(partition.public) != public:
         raise DataError(

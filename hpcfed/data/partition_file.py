@@ -1,5 +1,6 @@
 """Partitions as index arrays in memory, and as HDF5 files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hpcfed.tasks import Task
 SIGNATURE = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file without checksums
 # names of the arrays in a partition file
 _NAMES = ("train", "train_sizes", "test", "test_sizes", "public")
+_HELD_OUT = ("validation", "validation_sizes")  # if clients hold examples out
 
 
 @dataclass(frozen=True)
@@ -60,27 +62,34 @@ class Partition:
         """
         return np.stack([task.counts(labels[part], outputs) for part in self.train])
 
-    def save(self, path: Path, run_id: str = "") -> None:
+    def save(self, path: Path, run_id: str = "", validation: Sequence[np.ndarray] = ()) -> None:
         """Write the partition to an HDF5 file.
 
         The arrays are `train` and `test`, all indices in a row; `train_sizes` and `test_sizes`,
-        [K]; and `public`. The attribute `run_id` names the partition's run; "" is none. The file
-        has checksums. It is written beside its place and renamed, so that no incomplete file is
-        visible.
+        [K]; `public`; and `validation` and its sizes, if clients hold examples out. The attribute
+        `run_id` names the partition's run; "" is none. The file has checksums. It is written beside
+        its place and renamed, so that no incomplete file is visible.
+        validation: K arrays, what each client holds out of its part of the training split; (): no
+        client holds examples out.
         Raises WriteError if the file cannot be written.
         """
+        parts_by_name = {"train": self.train, "test": self.test}
+        if len(validation):
+            parts_by_name["validation"] = tuple(validation)
         with replace_file(path, names.PARTITION) as file:
-            for name, parts in (("train", self.train), ("test", self.test)):
+            for name, parts in parts_by_name.items():
                 file[name] = np.concatenate(parts)
                 file[f"{name}_sizes"] = np.array([len(part) for part in parts])
             file["public"] = self.public
             file.attrs[RUN_ID] = run_id
 
     @classmethod
-    def load(cls, path: Path, run_id: str = "") -> "Partition":
+    def load(cls, path: Path, run_id: str = "", drawn: bool = False) -> "Partition":
         """Read a partition file of `save`, or one with the same arrays and without checksums.
 
         run_id: the run to which the partition must belong, if the file names a run; "" for any.
+        drawn: with what clients held out for validation among their training examples, as these
+        were drawn.
         Raises DataError if the file is damaged, belongs to another run or lacks an array, if an
         index is negative, if a training example belongs to two holders, or if a test example occurs
         twice in one client's set.
@@ -98,9 +107,14 @@ class Partition:
                         raise DataError(
                             f"{path}: no array {name!r}; a partition file has {', '.join(_NAMES)}"
                         )
-                values = {name: whole(child(file, name), f"{path}: {name}") for name in _NAMES}
+                stored = (*_NAMES, *(name for name in _HELD_OUT if drawn and name in file))
+                values = {name: whole(child(file, name), f"{path}: {name}") for name in stored}
         arrays = {name: _integers(array, f"{path}: {name}") for name, array in values.items()}
         train, test = (_cut(arrays, name, path) for name in ("train", "test"))
+        if set(_HELD_OUT) <= arrays.keys():
+            held_out = _cut(arrays, "validation", path)
+            pairs = zip(train, held_out, strict=True)
+            train = tuple(np.sort(np.concatenate(both)) for both in pairs)
         partition = cls(train, test, arrays["public"])
         _disjoint(partition, path)
         return partition

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -100,6 +99,3 @@ class Synthetic:
         This row of the label counts is computed on demand.
         """
         return np.bincount(self.client_data(k)[0].y, minlength=CLASSES)
-
-    def save(self, path: Path, run_id: str = "") -> None:
-        """Do nothing: the job describes a population completely."""

@@ -123,7 +123,7 @@ def open_files(course: Course, rounds: Rounds, folder: Path, log: Logs) -> Resul
     if course.begun or rounds.t:
         keep_partition(decided, folder, rounds)
     else:
-        decided.partition.save(names.partition_file(folder), rounds.run_id)
+        save_partition(decided, names.partition_file(folder), rounds)
     results = open_results(job, folder, decided, rounds, records.rows, records.record)
     log.begin(results.header, rounds.t, results.row, not course.begun)
     return results
@@ -161,6 +161,12 @@ def warn(fed: Federation, decided: World) -> None:
         fed.warnings.say(f"{idle} of {fed.comm.size} ranks have no client and are idle")
 
 
+def save_partition(world: World, path: Path, rounds: Rounds) -> None:
+    """Write the partition, with what clients hold out of it; a population has no file."""
+    if isinstance(world.partition, Partition):
+        world.partition.save(path, rounds.run_id, world.held_out)
+
+
 def keep_partition(world: World, folder: Path, rounds: Rounds) -> None:
     """Write the partition file again if it is missing or damaged."""
     path = names.partition_file(folder)
@@ -171,7 +177,7 @@ def keep_partition(world: World, folder: Path, rounds: Rounds) -> None:
     except (DataError, OSError):
         rounds.fed.warnings.say(f"{path}: damaged or missing; it is written again from memory")
         try:
-            world.partition.save(path, rounds.run_id)
+            save_partition(world, path, rounds)
         except WriteError as error:
             rounds.fed.warnings.say(str(error))
 

@@ -84,12 +84,12 @@ def read_once(read: Callable[..., Any]) -> Callable[..., Any]:
     """
     values: dict[str, Any] = {}
 
-    def value(path: Path, *how: Any) -> Any:
+    def value(path: Path, *how: Any, **more: Any) -> Any:
         if Path(path).parent != toy.folder():
-            return read(path, *how)
-        key = repr((path, *how, Path(path).stat().st_mtime_ns))
+            return read(path, *how, **more)
+        key = repr((path, *how, more, Path(path).stat().st_mtime_ns))
         if key not in values:
-            values[key] = read(path, *how)
+            values[key] = read(path, *how, **more)
         return values[key]
 
     return value

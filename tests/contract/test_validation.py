@@ -6,7 +6,9 @@ import pytest
 from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
+from hpcfed.data.partition_file import Partition
 from hpcfed.data.sampling import hold_out
+from hpcfed.engine.decide import world
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -127,3 +129,14 @@ def test_a_population_that_makes_its_examples_has_none_to_hold_out():
     with pytest.raises(ConfigError, match="the clients of synthetic make"):
         words = ("--data.name", "synthetic", "--data.partition", "natural", "--clients", "6")
         toy.job("fedavg", *VALIDATION, *words, "--models.mix", "logistic")
+
+
+def test_a_saved_partition_gives_the_same_run_again(tmp_path):
+    flags = ("--models.mix", "mlp", "--rounds", "1", "--clients", "4", *VALIDATION)
+    first = toy.job("fedavg", *flags)
+    facts = world(first, Serial())
+    path = tmp_path / "partition.h5"
+    facts.partition.save(path, "", facts.held_out)
+    assert sum(Partition.load(path).sizes) == sum(facts.partition.sizes)  # what clients train on
+    again = toy.job("fedavg", *flags, "--data.partition_file", str(path))
+    assert toy.differences(toy.run(Serial(), again), toy.run(Serial(), first)) == []
