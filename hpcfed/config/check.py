@@ -231,6 +231,11 @@ def population(job: Job) -> None:
             "data.public_source: the examples of synthetic belong to its clients; name another "
             "data set"
         )
+    if data.public_source and data.public_source == data.name:
+        raise ConfigError(
+            f"data.public_source = {data.name!r} is the clients' own data set, so that public "
+            f"examples would be theirs; leave it empty, and clients get the others"
+        )
     if data.name != "synthetic":
         return
     if data.partition != "natural":

@@ -233,8 +233,10 @@ class Data(Section):
     """Public examples, taken from the training set before it is partitioned, or from
     public_source.
     """
-    public_source: str = ""
-    """Another data set with inputs of the same shape, from which the public examples are drawn."""
+    public_source: str = field("", used_if="public")
+    """Another data set with inputs of the same shape, from which the public examples are drawn.
+    Its classes are those of the clients that have the same names.
+    """
     vocabulary: Annotated[int, Field(ge=3)] = 10_000
     """Text: size of the vocabulary, the most frequent tokens of the training texts, including
     padding and unknown.

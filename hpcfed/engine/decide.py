@@ -76,14 +76,20 @@ def set_names(job: Job) -> list[str]:
 
 def read(job: Job) -> list[DataSet]:
     """Read the job's data sets, with the modalities that it uses."""
-    other = job.data.public_source
-    return [datasets.load_clients(job), *([public_data(job, other)] if other else [])]
+    data = datasets.load_clients(job)
+    return [data, *([public_data(job, data)] if job.data.public_source else [])]
 
 
-def public_data(job: Job, name: str) -> DataSet:
-    """Read the data set of the public examples, with the modalities that the job uses."""
-    data = datasets.load_for(job, name)
-    return modalities.select(data, job.modalities) if data.modalities else data
+def public_data(job: Job, clients: DataSet) -> DataSet:
+    """Read the data set of the public examples, with the modalities that the job uses.
+
+    clients: the clients' data, whose classes and units its labels get.
+    """
+    data = datasets.load_for(job, job.data.public_source)
+    if data.modalities:
+        data = modalities.select(data, job.modalities)
+    y = clients.task.adopt(data.train.y, clients.classes, data.task, data.classes)
+    return replace(data, train=replace(data.train, y=y))
 
 
 def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:

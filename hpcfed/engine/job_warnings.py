@@ -120,12 +120,17 @@ def only_tests(job: Job, world: World) -> list[str]:
 
 
 def without_tests(job: Job, world: World) -> list[str]:
-    """Return a warning if some clients, but not all, have no test example."""
+    """Return a warning if clients have no test example."""
     if not isinstance(world.partition, Partition):
         return []
     empty = [k for k, rows in enumerate(world.partition.test) if not len(rows)]
-    if not empty or len(empty) == len(world.partition.test):
+    if not empty:
         return []
+    if len(empty) == len(world.partition.test):
+        return [
+            f"{data_name(job.data.model_dump())}: no client has a test example, so that nothing is "
+            f"scored: the test part has none of the clients' classes; check its labels"
+        ]
     return [
         f"{data_name(job.data.model_dump())}: of {len(world.partition.test)} clients "
         f"{len(empty)} without a test example (client {join_few(empty, FEW)}), which no accuracy "

@@ -197,6 +197,20 @@ class Classification(Task):
             first_bad(y, y >= C, place, advice)
         return tuple(map(str, range(C) if names is None else names))
 
+    def adopt(
+        self, y: np.ndarray, names: Sequence[str], other: Task, others: Sequence[str]
+    ) -> np.ndarray:
+        """Return classes of other data as those of these data that have the same names.
+
+        Other classes follow on them. If no class is in both, all keep their numbers.
+        """
+        if not other.has_classes or not set(names) & set(others):
+            return y
+        numbers = {name: c for c, name in enumerate(names)}
+        for name in others:
+            numbers.setdefault(name, len(numbers))
+        return np.array([numbers[name] for name in others], y.dtype)[y]
+
     def strata(self, y: np.ndarray) -> np.ndarray:
         return y
 

@@ -87,6 +87,14 @@ class Regression(Task):
     def prepare(self, y: np.ndarray) -> np.ndarray:
         return ((y - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
 
+    def adopt(
+        self, y: np.ndarray, names: Sequence[str], other: Task, others: Sequence[str]
+    ) -> np.ndarray:
+        """Return targets of other data, standardised as those of these data."""
+        if not isinstance(other, Regression) or len(others) != len(names):
+            return y
+        return self.prepare(y * np.array(other.std) + np.array(other.mean))
+
     def describe(self, outputs: int) -> str:
         return "a number to predict" if outputs == 1 else f"{outputs:,} numbers to predict"
 

@@ -128,6 +128,16 @@ class Task:
         """Return labels as `check` returns them, prepared for training as `fit` prepares them."""
         return y
 
+    def adopt(
+        self, y: np.ndarray, names: Sequence[str], other: Task, others: Sequence[str]
+    ) -> np.ndarray:
+        """Return labels of other data, prepared, as these data have them.
+
+        names: of this task's outputs.  other, others: task of the other data, and names of its
+        outputs.
+        """
+        return y
+
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Return groups of labels for proportional sampling, [n], int64; all 0: none."""
         return np.zeros(len(y), np.int64)

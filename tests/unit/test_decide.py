@@ -124,3 +124,39 @@ def test_public_examples_of_a_table_with_other_categories_are_refused(tmp_path):
     other = ("--data.public_source", str(tmp_path / "theirs.csv"))
     with pytest.raises(DataError, match="theirs has columns of other names or categories than"):
         world(load_job([*flags, *other], environ={}), Serial())
+
+
+def with_public(folder: Path, method: str, ours: str, theirs: str, *flags: str):
+    """A world whose clients have one table, and whose public examples are those of another."""
+    (folder / "ours.csv").write_text(ours)
+    (folder / "theirs.csv").write_text(theirs)
+    words = ["--algorithm.name", method, "--clients", "2", *MLP, *flags]
+    words += ["--data.name", str(folder / "ours.csv"), "--data.partition", "iid"]
+    words += ["--data.public", "10", "--data.public_source", str(folder / "theirs.csv")]
+    return world(load_job(words, environ={}), Serial())
+
+
+def test_classes_of_public_examples_are_the_clients_classes_of_the_same_names(tmp_path):
+    ours = "a,label\n" + "".join(f"{i},{'xyz'[i % 3]}\n" for i in range(60))
+    for kinds, numbers in (("yz", {1, 2}), ("zw", {2, 3}), ("pq", {0, 1})):
+        theirs = "a,label\n" + "".join(f"{i},{kinds[i % 2]}\n" for i in range(60))
+        decided = with_public(tmp_path, "feddf", ours, theirs)
+        assert set(decided.open.y.tolist()) == numbers, kinds
+
+
+def test_targets_of_public_examples_have_the_clients_unit(tmp_path):
+    ours, theirs = (
+        "a,y\n" + "".join(f"{i},{i + 0.5}\n" for i in range(start, start + 60))
+        for start in (0, 1000)
+    )
+    flags = ("--columns.target", "y")
+    decided = with_public(tmp_path, "fedavg", ours, theirs, *flags)
+    y = decided.open.y * decided.data.task.std[0] + decided.data.task.mean[0]
+    assert y.min() > 1000 and np.allclose(y % 1, 0.5, atol=1e-3)
+
+
+def test_public_examples_are_of_other_data_than_the_clients():
+    with pytest.raises(ConfigError, match="public_source = 'digits' is the clients' own data set"):
+        load_job(["--data.public", "9", "--data.public_source", "digits"], environ={})
+    with pytest.raises(ConfigError, match=r"data.public_source = .* has no effect"):
+        load_job(["--data.public_source", "others.npz"], environ={})
