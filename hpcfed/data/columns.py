@@ -111,7 +111,7 @@ def numbers(table: Table, column: Column) -> np.ndarray:
     for row in first_word(values) if values.dtype == object else ():
         raise DataError(
             f"{table.where}: column {column.name!r}: {values[row]!r:.40} in row "
-            f"{table.start + row + 1} is not a number; fix it"
+            f"{table.number(row)} is not a number; fix it"
         )
     numeric = values.astype(np.float64)  # of objects None becomes nan
     with np.errstate(over="ignore"):
@@ -119,6 +119,6 @@ def numbers(table: Table, column: Column) -> np.ndarray:
     for row in np.flatnonzero(~np.isfinite(filled))[:1]:
         raise DataError(
             f"{table.where}: column {column.name!r}: value {numeric[row]:g} in row "
-            f"{table.start + row + 1}; numbers are finite, and at most 3.4e38: fix or scale it"
+            f"{table.number(row)}; numbers are finite, and at most 3.4e38: fix or scale it"
         )
     return filled

@@ -95,8 +95,9 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
     Labels without a stated task are 0..C-1, or words: the classes are then `classes`, or the
     different words in their alphabetical order; or they are fractions, which are targets.
 
-    Without a test split, a fixed, stratified share of the training examples is held out. Mean and
-    deviation, and the vocabulary of texts, are those of the training split.
+    Without a test split, a fixed, stratified share of the training examples is held out, of each
+    user's if the file names users, who are then tested on their own. Mean and deviation, and the
+    vocabulary of texts, are those of the training split.
 
     Rows of numbers, [n, features], named images, x or features, are a table (`hpcfed.data.tables`).
     An array `columns` (NPZ) or an attribute `columns` or `features` (HDF5: a JSON list) names its
@@ -140,8 +141,9 @@ def _of_table_or_arrays(path: Path, file: File, how: Reading) -> DataSet:
             "label": columns.label or file.label,
             "client": columns.client or next((u for u in USERS if u in train.names), ""),
         }
-        numbered = roles["label"] == file.label and train.columns[file.label].dtype != object
-        names = file.classes if numbered else None
+        is_label = roles["label"] == file.label
+        numbered = is_label and train.columns[file.label].dtype != object
+        names = file.classes if is_label else None
         how = replace(how, columns=columns.model_copy(update=roles))
         stated = file.task.name if file.task else ""
         return to_dataset(path.stem, train, test, how, names, numbered, stated)
@@ -311,6 +313,7 @@ def _read(source: Source, how: Reading) -> File:
     )
     nodes = [source.file[source.place("train", n)] if n else None for n in (numbers, labels)]
     if not vocabulary and is_table(*nodes):
+        _check_widths(source, numbers)
         table, *tests = [_table(source, part, numbers, labels, how) for part in source.parts]
         tables = table, tests[0] if tests else None
         return File(
@@ -370,6 +373,19 @@ def is_table(x: Any, y: Any) -> bool:
     return len(labels) == 1 or labels[1:] == (1,)
 
 
+def _check_widths(source: Source, inputs: str) -> None:
+    """Raise DataError if the rows of the test part have other numbers of columns than training."""
+    shapes = {
+        source.place(part, inputs): source.file[source.place(part, inputs)].shape
+        for part, names in source.parts.items()
+        if inputs in names
+    }
+    widths = {shape[1] for shape in shapes.values() if len(shape) == 2}
+    if len(widths) > 1:
+        both = ", but ".join(f"{place} is {list(shape)}" for place, shape in shapes.items())
+        raise DataError(f"{source.path}: {both}; make them alike")
+
+
 def _table(source: Source, part: str, inputs: str, labels: str, how: Reading) -> Table:
     """Return rows of numbers, and the arrays beside them, as a table.
 
@@ -395,6 +411,11 @@ def _table(source: Source, part: str, inputs: str, labels: str, how: Reading) ->
         node = source.file[source.place(part, name)]
         if name == inputs or isinstance(node, h5py.Group):
             continue
+        if name in columns:
+            raise DataError(
+                f"{where}: has a column {name!r}, and {source.place(part, name)} is an array; "
+                f"rename the column"
+            )
         array = source.array(part, name)
         values = array[:, 0] if array.ndim == 2 and array.shape[1:] == (1,) else array
         if values.shape != (len(x),):
@@ -493,12 +514,15 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
     names = [f"{path}: {raw.names[1]}" for raw in raws]
     classes = task.output_names(file.classes, [split.y for split in splits], names)
     check_alike(path, raws, splits)
+    own_tests = file.own_tests
     if file.test is None:
-        rows = held_out(str(path), task.strata(splits[0].y), None, how.held_out)
+        users = splits[0].users
+        own_tests = users is not None
+        rows = held_out(str(path), task.strata(splits[0].y), users, how.held_out)
         splits = [splits[0].take(part) for part in rows]
     vocabulary, encoder = file.vocabulary, Encoder(channels=how.channels)
     notes = () if file.test is None else tuple(other_scales(path, raws, splits))
-    facts: Any = {"task": task, "own_tests": file.own_tests, "encoder": encoder, "notes": notes}
+    facts: Any = {"task": task, "own_tests": own_tests, "encoder": encoder, "notes": notes}
     facts["user_names"] = user_names
     task.check_outputs(len(classes), str(path))
     if isinstance(splits[0].x, Mapping):
@@ -643,15 +667,16 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def number_users(splits: list[Split]) -> tuple[list[Split], tuple[str, ...]]:
     """Return the splits with users as int64, and the users' names.
 
-    Users with text ids are numbered, consistently in both splits; others have no names.
+    They are numbered in the order of their ids, consistently in both splits.
     """
     user_ids = [split.users for split in splits if split.users is not None]
-    names = np.zeros(0, str)
+    if not user_ids:
+        return splits, ()
     if not all(ids.dtype.kind in "iu" for ids in user_ids):
-        names = np.unique(np.concatenate([ids.astype(str) for ids in user_ids]))
-        user_ids = [np.searchsorted(names, ids.astype(str)) for ids in user_ids]
-    numbers = iter(user_ids)
+        user_ids = [ids.astype(str) for ids in user_ids]
+    ids_in_order = np.unique(np.concatenate(user_ids))
+    numbers = iter([np.searchsorted(ids_in_order, ids) for ids in user_ids])
     numbered = [
         s if s.users is None else replace(s, users=next(numbers).astype(np.int64)) for s in splits
     ]
-    return numbered, tuple(names.tolist())
+    return numbered, tuple(map(str, ids_in_order.tolist()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.wording import join_few
 from hpcfed.data import image_folder, tables
 from hpcfed.data.dataset import COLUMNS, DataSet, Reading
-from hpcfed.data.table import Table, check_columns, from_arrow
+from hpcfed.data.table import LABELS, Table, check_columns, from_arrow
 from hpcfed.data.user_arrays import fits
 
 START = "hf:"
@@ -64,7 +64,8 @@ def load(name: str, download: bool, how: Reading) -> DataSet:
         if part is not None
     ]
     task = tables.stated_task(how, both[0].where)
-    classes = names_of(library, train, tables.label_columns(both[0], how, task))
+    names = tables.label_columns(both[0], how, task)
+    classes = names_of(library, name, [train, test], names)
     how = replace(how, test_file=None, image_size=0)
     return tables.to_dataset(
         title(name), both[0], both[1] if test is not None else None, how, classes
@@ -124,7 +125,7 @@ def offline(library: ModuleType) -> Iterator[None]:
 def hidden(test: Any, how: Reading) -> bool:
     """Return whether a split's labels are not public, that is, all of them are -1."""
     label = how.columns.label or next(
-        (c for c in (test.column_names if test is not None else ()) if c.lower() in tables.LABELS),
+        (c for c in (test.column_names if test is not None else ()) if c.lower() in LABELS),
         "",
     )
     if test is None or label not in test.column_names:
@@ -146,13 +147,24 @@ def image_column(library: ModuleType, name: str, part: Any, how: Reading) -> str
     return wanted or (images[0] if len(images) == 1 and not others else "")
 
 
-def names_of(library: ModuleType, part: Any, labels: Collection[str]) -> list[str] | None:
+def names_of(
+    library: ModuleType, name: str, parts: Sequence[Any], labels: Collection[str]
+) -> list[str] | None:
     """Return the names of the classes 0..C-1, or None if they have no names.
 
-    labels: the columns of labels.
+    parts: the splits of training and test, or None.  labels: the columns of labels.
+    Raises DataError if the test split has other names, or another order.
     """
-    kind = part.features[next(iter(labels))]
-    return list(kind.names) if isinstance(kind, library.ClassLabel) else None
+    label = next(iter(labels))
+    kinds = [part.features.get(label) for part in parts if part is not None]
+    train, *tests = [list(k.names) if isinstance(k, library.ClassLabel) else [] for k in kinds]
+    for test in filter(None, tests):
+        if train and test != train:
+            raise DataError(
+                f"{name}: {label} is of the classes {join_few(test, FEW)} in the test split, but "
+                f"of {join_few(train, FEW)} in training; save both with the same names"
+            )
+    return train or None
 
 
 def table_of(library: ModuleType, part: Any, where: str, how: Reading) -> Table:
@@ -188,7 +200,7 @@ def of_images(
         check_columns(parsed[0], "client", column)
     for table in parsed:
         check_columns(table, "label", *columns)
-    classes = names_of(library, train, columns)
+    classes = names_of(library, name, [train, test], columns)
     y, names, task = tables.labels(parsed, role, how, classes)
     users, user_names = tables.clients(parsed, how.columns.client)
     for part, which in zip(both, ("train", "test"), strict=False):

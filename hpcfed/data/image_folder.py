@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from hpcfed.config.sections import Columns
 from hpcfed.core.encoder import Encoder
 from hpcfed.core.errors import DataError, unknown
 from hpcfed.core.paths import regular
@@ -101,7 +102,7 @@ def read(folder: Path, how: Reading) -> DataSet:
         task = Binary()
     splits = [partial(each, images.files) for images in lists]
     facts: Any = {"name": folder.resolve().name, "classes": names, "user_names": user_names}
-    facts["notes"] = notes_on(tests)
+    facts["notes"] = (*notes_on(tests), *(line for one in lists for line in notes_inside(one)))
     return of_images(str(folder), splits, y, users, task, how, **facts)
 
 
@@ -117,6 +118,17 @@ def notes_on(tests: Sequence[Path]) -> tuple[str, ...]:
     return (
         f"{taken.parent}: the test images are those in {taken.name}, because there is no folder "
         f"{TESTS[0]}{rest}",
+    )
+
+
+def notes_inside(images: Images) -> tuple[str, ...]:
+    """Return a line on folders inside those of classes, which hold images that are not read."""
+    holding = [f for f in images.inside if any(n.lower().endswith(ENDS) for n in os.listdir(f))]
+    if not holding:
+        return ()
+    return (
+        f"{holding[0]}: not read, because it is a folder inside that of a class "
+        f"({count_noun(len(holding), 'such folder')} with images); move its images up, or away",
     )
 
 
@@ -202,20 +214,22 @@ class Images(NamedTuple):
     files: list[Path]
     labels: np.ndarray  # [n], int64
     homes: np.ndarray  # [n], int64
+    inside: list[Path]  # folders within those of classes, which are not read
 
 
 def list_images(homes: Sequence[Path], classes: list[str]) -> Images:
     """Return the image files of all classes in these folders, one folder after the other."""
-    files, labels, numbers = list[Path](), list[int](), list[int]()
+    files, labels, numbers, inside = list[Path](), list[int](), list[int](), list[Path]()
     for number, home in enumerate(homes):
         for label, name in enumerate(classes):
             place = home / name
             entries = os.listdir(place) if place.is_dir() else []  # a class may have no test images
             images = sorted(file for file in entries if file.lower().endswith(ENDS))
+            inside += [place / name for name in classes_of(place)] if entries else []
             files += [place / file for file in images]
             labels += [label] * len(images)
             numbers += [number] * len(images)
-    return Images(files, np.array(labels, np.int64), np.array(numbers, np.int64))
+    return Images(files, np.array(labels, np.int64), np.array(numbers, np.int64), inside)
 
 
 def clients_of(place: Path, files: list[Path], column: str) -> Table:
@@ -230,7 +244,7 @@ def clients_of(place: Path, files: list[Path], column: str) -> Table:
             f"client of each image: columns {NAME} (as {files[0].relative_to(place).as_posix()}) "
             f"and {column}"
         )
-    table = read_table(path, Reading())
+    table = read_table(path, Reading(columns=Columns(client=column)))
     check_columns(table, "client", column)
     if NAME not in table.names:
         raise DataError(f"{path}: has no column {NAME}, which names the images")

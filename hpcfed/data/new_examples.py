@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -176,11 +176,11 @@ class Examples:
         fills = self.encoder.fills if self.fill is None else self.fill
         problems = []
         for row in empty[:1]:
-            what = f"{where} has no value in row {part.start + row + 1}"
+            what = f"{where} has no value in row {part.number(row)}"
             problems.append((what, fills, "the mean, or what else the training data say"))
         for row in unseen[:1]:
             shown = join_few([table.kind_name(c) for c in column.categories], FEW)
-            value = f"{table.kind_name(values[row])!r:.40} in row {part.start + row + 1}"
+            value = f"{table.kind_name(values[row])!r:.40} in row {part.number(row)}"
             what = f"{where}: {value} is none of {shown}"
             problems.append((what, bool(self.fill), "what stands for a missing value"))
         for what, fills, filling in problems:
@@ -217,8 +217,7 @@ class Examples:
                 raise DataError(f"{where}: has no array {name!r} of {count_noun(n, 'value')}")
         for rows in even_parts(n, size):
             if isinstance(x, Table):
-                part = replace(x.take(rows), start=int(rows[0]))
-                batch = Batch({ROW: rows + 1}, self.encode(part))
+                batch = Batch({ROW: rows + 1}, self.encode(x.take(rows)))
             else:
                 cut = each(x, itemgetter(rows))
                 batch = Batch({ROW: rows + 1}, self.tokens_of(cut))

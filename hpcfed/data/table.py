@@ -31,6 +31,7 @@ from hpcfed.data.user_arrays import fits, readable
 ADVICE = "write it again, or check its path"
 DELIMITERS = ",;\t|"
 COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal comma
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+\.\d+")  # a number in groups of thousands
 GROUPS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # may also be a number in groups of thousands
 # dates, perhaps with a time and a zone, as ISO 8601 writes them
 CLOCK = r"[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"
@@ -40,9 +41,15 @@ EXACT = 2**53  # from here on, floating point skips whole numbers
 FEW = 8  # maximum columns or values in a message
 VALUE = 16  # bytes that a value of a column takes while it is read, and as a number afterwards
 CELL = 2**24  # maximum characters of one value of a CSV file
+LABELS = ("label", "labels", "target", "class", "y")  # names that a column of labels may have
 UNNAMED = "Unnamed: 0"  # the row numbers that pandas writes
 
 Test = Callable[[str], bool]  # of the name of a column
+
+
+def named_as_labels(names: Sequence[str]) -> list[str]:
+    """Return those of the columns that hold the labels if the job names no column of them."""
+    return [name for name in names if name.lower() in LABELS]
 
 
 def neither(name: str) -> bool:
@@ -60,6 +67,7 @@ class Table:
     commas: names of columns of numbers that were written with decimal commas.
     dates: names of columns of dates, which are numbers: days since 1970-01-01.
     start: number of rows before these in the file, for messages.
+    chosen: [n], positions of these rows among those from `start` on; None: all, in their order.
     """
 
     where: str  # opens messages
@@ -69,6 +77,7 @@ class Table:
     commas: frozenset[str] = frozenset()
     dates: frozenset[str] = frozenset()
     start: int = 0
+    chosen: np.ndarray | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name in self.odd:
@@ -86,7 +95,14 @@ class Table:
     def take(self, rows: np.ndarray) -> Table:
         """Return the table with these rows alone."""
         columns = {name: values[rows] for name, values in self.columns.items()}
-        return replace(self, columns=columns, n=len(next(iter(columns.values()), rows)))
+        chosen = rows if self.chosen is None else self.chosen[rows]
+        return replace(
+            self, columns=columns, n=len(next(iter(columns.values()), rows)), chosen=chosen
+        )
+
+    def number(self, row: int) -> int:
+        """Return the number of a row in the file, from 1."""
+        return self.start + 1 + int(row if self.chosen is None else self.chosen[row])
 
 
 def read_table(path: Path, how: Reading, words: Test = neither) -> Table:
@@ -149,7 +165,9 @@ def parse_csv(
         names[0] = UNNAMED
     check_names(where, names)
     role = how.columns
-    no_dates = {role.label, role.client, role.test, role.text, *role.one_hot}
+    is_stated = role.label or role.target or role.labels  # the last two are numbers
+    labels = {role.label} if is_stated else set(named_as_labels(names))
+    no_dates = {*labels, role.client, role.test, role.text, *role.one_hot}
     start, rows = 0, full_rows(lines, where, len(names))
     sizes: list[int | None] = [None]
     if size:
@@ -403,7 +421,7 @@ def first_word(values: np.ndarray) -> list[int]:
 
 
 def looks_like_number(text: str) -> bool:
-    return is_number(text) or COMMA.fullmatch(text) is not None
+    return is_number(text) or any(form.fullmatch(text) for form in (COMMA, THOUSANDS))
 
 
 def gaps(values: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from hpcfed.data.table import (
     kind_name,
     kinds,
     looks_like_number,
+    named_as_labels,
     read_table,
 )
 from hpcfed.data.text import encode as encode_texts
@@ -35,7 +36,6 @@ from hpcfed.tasks import TASKS, Task, infer, make
 from hpcfed.tasks.binary import Binary
 from hpcfed.tasks.classification import Classification
 
-LABELS = ("label", "labels", "target", "class", "y")  # names that a column of labels may have
 GROUPS_AT_MOST = 20  # by which metrics are computed
 TESTS = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
 ROLES = tuple({name: "" for entry in TASKS.values() for name in entry.load().columns})
@@ -72,7 +72,7 @@ def label_column(table: Table, wanted: str) -> str:
     if wanted:
         check_columns(table, "label", wanted)
         return wanted
-    candidates = [name for name in table.names if name.lower() in LABELS]
+    candidates = named_as_labels(table.names)
     if len(candidates) == 1:
         return candidates[0]
     why = f"columns {join_few(candidates, FEW)} could" if candidates else "no column seems to"
@@ -202,7 +202,7 @@ def to_dataset(
     """Make a data set from tables.
 
     test: test rows; None: those that a column marks, else a share that is held out.
-    classes: names of the labels, which are then 0..C-1.
+    classes: names of the classes in their order: of labels 0..C-1, or the words that labels are.
     numbered: labels are numbers, not words: 0..C-1, or those of another task.
     stated: name of the task in the file, or "".
     """
@@ -243,7 +243,7 @@ def to_dataset(
     else:
         columns = tuple(learn(name, parts, how.columns) for name in role.inputs)
         described |= {column.name: describe(column, parts) for column in columns}
-        notes += new_categories(parts[1], columns)
+        notes += [*new_categories(parts[1], columns), *coarse(parts[0], columns)]
         if dated := [name for name in role.inputs if any(name in part.dates for part in parts)]:
             notes.append(f"{train.where}: dates become {UNIT}: {join_few(dated, FEW)}")
         x = [encode(part, columns) for part in parts]
@@ -281,7 +281,8 @@ def check_numbers(tables: Sequence[Table], role: Roles, how: Reading) -> None:
         if name not in times and 2 * like <= len(present):
             continue
         table, row = words[0]
-        wrong = f"column {name!r}: {table[name][row]!r:.40} in row {row + 1} is not a number"
+        place = f"{table[name][row]!r:.40} in row {table.number(row)}"
+        wrong = f"column {name!r}: {place} is not a number"
         if name in times:
             assert role.task is not None  # its labels are numbers
             raise DataError(f"{table.where}: {wrong}, as {role.task.labels} need")
@@ -322,10 +323,11 @@ def labels(
         where = [f"{part.where}: {', '.join(role.labels)}" for part in parts]
         y = [numeric(*pair, role, role.task) for pair in zip(parts, where, strict=True)]
         return y, role.task.output_names(classes or list(role.labels), y, where), role.task
-    if numbered or classes:
+    words = any(part[role.label].dtype == object for part in parts)
+    if numbered or (classes and not words):
         y, names = whole_labels(parts, role, classes)
     else:
-        y, names = kinds_of_labels(parts, role.label)
+        y, names = kinds_of_labels(parts, role.label, classes)
     if how.columns.positive:
         return *positive_last(parts[0].where, y, names, how.columns.positive), Binary()
     task = role.task or Classification()
@@ -348,8 +350,8 @@ def by_column(table: Table, name: str) -> tuple[Table, Table]:
     for row, value in enumerate(marks):
         if value not in TESTS:
             raise DataError(
-                f"{table.where}: columns.test: {name!r} is {value!r:.40} in row {row + 1}; it may "
-                f"be {', '.join(TESTS)}"
+                f"{table.where}: columns.test: {name!r} is {value!r:.40} in row "
+                f"{table.number(row)}; it may be {', '.join(TESTS)}"
             )
     tests = np.array([TESTS[value] for value in marks])
     if tests.all() or not tests.any():
@@ -364,7 +366,7 @@ def refuse_gaps(table: Table, name: str, why: str) -> None:
     wrong = np.flatnonzero(gaps(table[name]))
     if len(wrong):
         raise DataError(
-            f"{table.where}: column {name!r} has no value in row {wrong[0] + 1}; {why}: "
+            f"{table.where}: column {name!r} has no value in row {table.number(wrong[0])}; {why}: "
             f"columns.missing = 'drop' leaves such rows out"
         )
 
@@ -381,8 +383,8 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
         if table[name].dtype != object and np.isinf(table[name]).any():
             row = int(np.flatnonzero(np.isinf(table[name]))[0])
             raise DataError(
-                f"{table.where}: column {name!r}: value {table[name][row]} in row {row + 1}; "
-                f"numbers are finite: fix it, or leave it empty"
+                f"{table.where}: column {name!r}: value {table[name][row]} in row "
+                f"{table.number(row)}; numbers are finite: fix it, or leave it empty"
             )
     missing = {name: gaps(table[name]) for name in used if name != how.columns.text}
     number = {name: int(gone.sum()) for name, gone in missing.items() if gone.any()}
@@ -393,7 +395,7 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
     if how.columns.missing == "refuse":
         row = min(int(np.flatnonzero(missing[name])[0]) for name in number)
         raise DataError(
-            f"{table.where}: {total} missing, the first in row {row + 1} ({shown}); set "
+            f"{table.where}: {total} missing, the first in row {table.number(row)} ({shown}); set "
             f"columns.missing = 'fill' (the mean of the training part) or 'drop' (leave such rows "
             f"out), or name the columns in columns.ignore; if a word counts as missing that is "
             f"none, leave it out of columns.missing_words"
@@ -485,10 +487,14 @@ def groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     return np.array(numbers, np.int64), (*names, "no value") if missing.any() else names
 
 
-def kinds_of_labels(parts: list[Table], name: str) -> tuple[list[np.ndarray], tuple[str, ...]]:
+def kinds_of_labels(
+    parts: list[Table], name: str, order: Sequence[str] | None = None
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Return labels as class indices, and the names of the classes.
 
-    Classes are the different values of the labels. name: their column.
+    Classes are the different values of the labels, in their order.
+    name: the labels' column.  order: the classes, if the file says which words they are, and their
+    order.
     """
     labels = [part[name] for part in parts]
     for part, values in zip(parts, labels, strict=True):
@@ -499,16 +505,27 @@ def kinds_of_labels(parts: list[Table], name: str) -> tuple[list[np.ndarray], tu
         if len(broken):
             raise DataError(
                 f"{part.where}: column {name!r}: value {values[broken[0]]:g} in row "
-                f"{broken[0] + 1}; labels are words or whole numbers: name another column in "
-                f"columns.label, or predict the number: columns.target = {name!r}"
+                f"{part.number(broken[0])}; labels are words or whole numbers: name another column "
+                f"in columns.label, or predict the number: columns.target = {name!r}"
             )
     if len({values.dtype for values in labels}) > 1:
         raise DataError(
             f"{parts[1].where}: column {name!r} holds other labels than "
             f"{parts[0].where}: numbers in one, words in the other; write them alike"
         )
-    classes = kinds(np.concatenate(labels))
+    if len(parts) > 1 and not set(labels[0].tolist()) & set(labels[1].tolist()):
+        raise DataError(
+            f"{parts[1].where}: column {name!r} holds none of the labels of {parts[0].where}, but "
+            f"{join_few([kind_name(v) for v in kinds(labels[1])], FEW)}; write them alike"
+        )
+    classes = kinds(np.concatenate(labels)) if order is None else list(order)
     at = {value: i for i, value in enumerate(classes)}
+    for part, values in zip(parts, labels, strict=True):
+        for row in [i for i, value in enumerate(values.tolist()) if value not in at][:1]:
+            raise DataError(
+                f"{part.where}: column {name!r}: label {values[row]!r:.40} in row "
+                f"{part.number(row)}; the classes are {join_few(classes, 20)}"
+            )
     y = [np.array([at[v] for v in values.tolist()], np.int64) for values in labels]
     return y, tuple(map(kind_name, classes))
 
@@ -601,6 +618,19 @@ def new_categories(part: Table, columns: Sequence[Column]) -> list[str]:
     return [
         f"{part.where}: {count_noun(sum(number.values()), 'value')} of the test part of categories "
         f"that the training part does not have; such values count as missing ({shown})"
+    ]
+
+
+def coarse(part: Table, columns: Sequence[Column]) -> list[str]:
+    """Return a note on each column of different numbers that float32 makes equal."""
+    numeric = [column.name for column in columns if not column.categories]
+    differ = [name for name in numeric if np.nanmin(part[name]) < np.nanmax(part[name])]
+    return [
+        f"{part.where}: column {name!r}: its numbers, from {np.nanmin(part[name]):.12g} to "
+        f"{np.nanmax(part[name]):.12g}, are all equal in the 7 digits that a model gets; subtract "
+        f"a number from them"
+        for name in differ
+        if np.float32(np.nanmin(part[name])) == np.float32(np.nanmax(part[name]))
     ]
 
 

@@ -372,3 +372,16 @@ def test_real_digits_make_domains_in_the_form_of_digit_5():
     # both domains have the same digits as tests, in one of them over photographs
     assert (data.test.y[data.test.users == 0] == data.test.y[data.test.users == 1]).all()
     assert (grey == grey[:, :1]).all() and colour.std(1).mean() > 5
+
+
+def test_users_of_images_without_tests_are_tested_on_their_own_and_are_called_by_their_numbers(
+    tmp_path,
+):
+    users = np.repeat([7, 3], [20, 10])
+    images = np.arange(30 * 64).reshape(30, 8, 8) % 256
+    y = np.arange(30) % 2
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=y, users_train=users)
+    data = load(str(tmp_path / "a.npz"), tmp_path)
+    assert data.own_tests and data.user_names == ("3", "7")
+    assert np.bincount(data.test.users).tolist() == [2, 4]
+    assert np.bincount(data.train.users).tolist() == [8, 16]

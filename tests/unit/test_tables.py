@@ -744,3 +744,81 @@ def test_a_feature_in_small_units_is_standardised_as_any_other(tmp_path):
     lines = [f"{(i % 5 + 1) * 1e-9},{7},{'ab'[i % 2]}" for i in range(40)]
     data = read(save(tmp_path, "\n".join(["metres,same,kind", *lines]) + "\n"), label="kind")
     assert data.std[0] < 2e-9 and data.std[1] == 1.0
+
+
+def test_words_that_are_labels_have_the_order_of_the_classes_that_the_file_names(tmp_path):
+    x = np.arange(24.0).reshape(12, 2)
+    words = np.array(["ahead", "healthy"] * 6)
+    tables = {}
+    for order in (["healthy", "ahead"], ["ahead", "healthy"]):
+        path = tmp_path / f"{order[0]}.npz"
+        np.savez(path, x_train=x, y_train=words, classes=order)
+        data = tables[order[0]] = read(str(path))
+        assert list(data.classes) == order
+    assert np.array_equal(tables["ahead"].train.y, 1 - tables["healthy"].train.y)
+    np.savez(tmp_path / "odd.npz", x_train=x, y_train=words, classes=["healthy", "ahed"])
+    with pytest.raises(DataError, match=r"'y': label 'ahead' in row 1; the classes are healthy"):
+        read(str(tmp_path / "odd.npz"))
+
+
+def test_a_column_with_the_name_of_another_array_is_refused(tmp_path):
+    x, y = np.arange(30.0).reshape(10, 3), np.arange(10) % 2
+    np.savez(tmp_path / "axes.npz", x_train=x, y_train=y, columns=["x", "y", "z"])
+    with pytest.raises(DataError, match=r"has a column 'y', and y_train is an array; rename the"):
+        read(str(tmp_path / "axes.npz"))
+
+
+def test_test_rows_of_other_widths_are_refused(tmp_path):
+    x, y = np.arange(40.0).reshape(10, 4), np.arange(10) % 2
+    wide = np.column_stack([y, x])
+    np.savez(tmp_path / "wide.npz", x_train=x, y_train=y, x_test=wide, y_test=y)
+    with pytest.raises(DataError, match=r"x_train is \[10, 4\], but x_test is \[10, 5\]"):
+        read(str(tmp_path / "wide.npz"))
+
+
+def test_test_labels_none_of_which_is_a_training_label_are_refused(tmp_path):
+    train = save(tmp_path, "a,label\n1,yes\n2,no\n3,yes\n4,no\n", "words.csv")
+    test = save(tmp_path, "a,label\n1,1\n2,0\n", "numbers.csv")
+    with pytest.raises(DataError, match=r"'label' holds none of the labels of .*, but 0, 1"):
+        read(train, Path(test))
+
+
+def test_labels_and_clients_stay_as_they_are_written_also_in_a_column_that_is_found(tmp_path):
+    days = "a,label\n" + "".join(f"{i},2020-01-0{1 + i % 2}\n" for i in range(12))
+    flags = "a,y\n" + "".join(f"{i},{('true', 'false')[i % 2]}\n" for i in range(12))
+    assert read(save(tmp_path, days, "days.csv")).classes == ("2020-01-01", "2020-01-02")
+    assert read(save(tmp_path, flags, "flags.csv"), positive="true").classes == ("false", "true")
+    place = draw(tmp_path / "cats")
+    names = [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(10)]
+    rows = "".join(f"{name},2020-01-0{1 + i % 2}\n" for i, name in enumerate(names))
+    save(place, "file_name,day\n" + rows, "metadata.csv")
+    assert read(str(place), client="day").user_names == ("2020-01-01", "2020-01-02")
+
+
+def test_rows_in_messages_are_those_of_the_file_also_after_a_column_of_tests(tmp_path):
+    lines = [f"{i},{i % 2},{('train', 'test')[i % 2]}\n" for i in range(40)]
+    lines[25] = ",1,test\n"
+    name = save(tmp_path, "a,label,part\n" + "".join(lines), "gap.csv")
+    with pytest.raises(DataError, match="1 value missing, the first in row 26"):
+        read(name, test="part")
+
+
+def test_numbers_that_a_model_cannot_tell_apart_are_said(tmp_path):
+    rows = "".join(f"{1_700_000_000 + i},{i % 2}\n" for i in range(40))
+    name = save(tmp_path, "seconds,label\n" + rows, "times.csv")
+    line = "column 'seconds': its numbers, from 1700000000 to 1700000039, are all equal in the 7"
+    assert any(line in note for note in read(name).notes)
+
+
+def test_numbers_in_groups_of_thousands_are_no_categories(tmp_path):
+    rows = "".join(f'"{i + 1},500.5",{i % 2}\n' for i in range(20))
+    with pytest.raises(DataError, match=r"'1,500.5' in row 1 is not a number"):
+        read(save(tmp_path, "price,label\n" + rows, "prices.csv"))
+
+
+def test_images_in_folders_inside_a_class_are_said_to_be_left_out(tmp_path):
+    place = draw(tmp_path / "cats")
+    (place / "cat" / "more").mkdir()
+    (place / "cat" / "0.png").rename(place / "cat" / "more" / "0.png")
+    notes = read(str(place)).notes
+    assert [f"{place}/cat/more: not read" in note for note in notes] == [True]
