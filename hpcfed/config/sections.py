@@ -185,7 +185,9 @@ class Data(Section):
     clients_per_domain: PositiveInt = field(1, used_if={**DRAWN, "partition": "natural"})
     """Natural: clients that share the examples of one natural client, equally and at random."""
     client_limit: PositiveInt | None = field(None, used_if=DRAWN)
-    """Maximum number of training examples of each client, drawn class by class; none: all."""
+    """Maximum number of training examples of each client, drawn class by class; none: all. Test
+    sets are those of the unlimited training sets.
+    """
     test_limit: PositiveInt | None = field(None, used_if=DRAWN)
     """Maximum number of test examples of each client, drawn class by class; none: all."""
     least: Count = field(0, used_if=DRAWN)
