@@ -1,6 +1,8 @@
 """Writing of a checkpoint: a part by each rank, then by one rank the index over all parts."""
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import h5py
 
 from hpcfed.core.errors import DamagedError, WriteError
 from hpcfed.storage import names, tree
-from hpcfed.storage.atomic import replace_file
+from hpcfed.storage.atomic import put, replace_file
 from hpcfed.storage.checksum import identity
 
 Part = dict[str, Any]  # identity of a part's file, and the names of its items
@@ -28,7 +30,7 @@ class About:
 
 
 def write_part(folder: Path, rank: int, items: Iterable[tuple[str, Any]]) -> Part:
-    """Write one rank's part of a checkpoint.
+    """Write one rank's part of a checkpoint, and a note that it is complete.
 
     items: names such as "state" or "clients/3", and values (see `tree.write`).
     Raises WriteError if the file cannot be written, or is not what was written (`replace_file`);
@@ -41,9 +43,20 @@ def write_part(folder: Path, rank: int, items: Iterable[tuple[str, Any]]) -> Par
             tree.write(group, name, item)
             written.append(name)
     try:
-        return {"identity": identity(path), "names": written}
+        part = {"identity": identity(path), "names": written}
     except (DamagedError, OSError) as error:
         raise WriteError(f"{path}: {error}; it was just written: check the disk") from error
+    put(names.part_note(folder, rank), json.dumps(part).encode())
+    return part
+
+
+def written_parts(folder: Path, ranks: int) -> dict[int, Part]:
+    """Return the parts of all ranks by their notes; empty if some are not written yet."""
+    parts = {}
+    for rank in range(ranks):
+        with suppress(OSError, ValueError):
+            parts[rank] = json.loads(names.part_note(folder, rank).read_bytes())
+    return parts if len(parts) == ranks else {}
 
 
 def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:
@@ -64,6 +77,9 @@ def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:
         items = file.create_group("items")
         for name, part in where.items():
             items[name] = h5py.ExternalLink(part, f"/items/{name}")
+    for rank in parts:
+        with suppress(OSError):
+            names.part_note(folder, rank).unlink(missing_ok=True)
 
 
 def sort_items(items: Iterable[str]) -> list[str]:

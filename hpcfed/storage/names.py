@@ -125,6 +125,11 @@ def part_file(parts: Path, rank: int) -> Path:
     return parts / f"rank-{rank:04d}.h5"
 
 
+def part_note(parts: Path, rank: int) -> Path:
+    """Return the path of the note that one rank's part is written, until there is an index."""
+    return parts / f"rank-{rank:04d}.json"
+
+
 def models_folder(run: Path) -> Path:
     """Return the default folder of the clients' exported models."""
     return run / "models"

@@ -1,8 +1,9 @@
 """Checkpoints in the background: each rank's thread writes its part while the next round trains.
 
-The threads do not communicate and use no MPI. When all ranks know that all parts are written (they
-exchange that with the record of a round), rank 0 writes the index, and only then the checkpoint
-exists. At most one checkpoint is being written at a time.
+The threads use no MPI: each leaves a note beside its part. When all notes are there, the thread of
+rank 0 writes the index, and only then the checkpoint exists. So it does not need the round that is
+going on to end, which may take hours, or fail. All ranks learn of it with the record of a round. At
+most one checkpoint is being written at a time.
 Memory: in addition to the run's own, a snapshot (`snapshot.take_snapshot`) until the part is
 written. If clients are kept on disk (run.resident) nothing is copied: the round waits for the part.
 Disk: checkpoint.keep checkpoints, and one more, because the oldest is deleted after the newest
@@ -13,13 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Self
 
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import WriteError
 from hpcfed.engine.fault_tolerance import snapshot
 from hpcfed.storage import checkpoint, checkpoint_parts, names
+from hpcfed.storage.atomic import convert_write_errors
 
 if TYPE_CHECKING:
     from hpcfed.engine.rounds import Rounds
@@ -27,6 +32,19 @@ if TYPE_CHECKING:
 
 # checkpoints of a run that continues: the newest may be found to be damaged when it is needed
 KEEP = 2
+LOOK = 0.05  # seconds between two looks at the notes of other ranks
+GRACE = 5.0  # seconds that a run which ends by an error waits for the index of its last checkpoint
+
+
+def await_parts(
+    folder: Path, ranks: int, sent: SimpleQueue[dict[int, checkpoint_parts.Part]]
+) -> dict[int, checkpoint_parts.Part]:
+    """Return the parts of all ranks: by their notes, or as rank 0 is sent them before."""
+    while True:
+        if parts := checkpoint_parts.written_parts(folder, ranks):
+            return parts
+        with suppress(Empty):
+            return sent.get(timeout=LOOK)
 
 
 class BackgroundSave:
@@ -44,6 +62,8 @@ class BackgroundSave:
         self.comm, self.clock = rounds.fed.comm, rounds.fed.clock
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.part: Future[checkpoint_parts.Part] | None = None  # of the checkpoint on its way
+        self.index: Future[str] | None = None  # on rank 0: why it could not be written, or ""
+        self.parts = SimpleQueue[dict[int, checkpoint_parts.Part]]()  # of all ranks, for rank 0
         self.about = checkpoint_parts.About(rounds.t, {})  # the last one begun
         self.folder = run  # of its parts
         self.exists = exists
@@ -55,8 +75,24 @@ class BackgroundSave:
         self.close()
 
     def close(self) -> None:
-        """Stop the thread; a checkpoint that is still being written is dropped."""
+        """Stop the thread.
+
+        A checkpoint that is being written is completed if all ranks write their parts soon.
+        """
+        if self.part and not self.comm.has_lost_rank():
+            wait([self.part])
+            self.await_index()
+        self.parts.put({})
         self.thread.shutdown()
+
+    def await_index(self) -> None:
+        """Wait for the index of the checkpoint on its way, for some seconds at most."""
+        if self.index:
+            wait([self.index], GRACE)
+        elif self.part and not self.part.exception():
+            end = monotonic() + GRACE
+            while names.is_missing(names.index_of(self.folder)) and monotonic() < end:
+                sleep(LOOK)
 
     @property
     def pending(self) -> bool:
@@ -76,8 +112,8 @@ class BackgroundSave:
         assert self.part is None
         with self.clock("checkpoint"):
             self.about = checkpoint_parts.About(self.rounds.t, snapshot.header(self.rounds))
-            self.folder = self.place()
-            self.secure()
+            self.folder, self.parts = self.place(), SimpleQueue()
+            refused = self.secure()
             on_disk = bool(self.rounds.fed.store.states.away)
             items = self.with_heartbeat(
                 snapshot.items(self.rounds)
@@ -87,6 +123,8 @@ class BackgroundSave:
             self.part = self.thread.submit(
                 checkpoint_parts.write_part, self.folder, self.comm.rank, items
             )
+            if self.comm.rank == 0:
+                self.index = self.thread.submit(self.publish, refused, self.parts, self.comm.size)
             if on_disk:
                 wait([self.part])
 
@@ -97,17 +135,19 @@ class BackgroundSave:
             yield item
 
     def finish(self) -> str:
-        """Wait for all parts, then write the index; collective.
+        """Wait for all parts and for the index; collective.
 
         Returns the first rank's error message, or "" on success. After an error the earlier
         checkpoints are unchanged. Raises CheckpointError, on all ranks, for values that cannot be
         saved at all.
         """
         with self.clock("checkpoint"):
-            every = self.comm.gather({self.comm.rank: on_all_ranks(self.comm, self.collect_part)})
+            part = on_all_ranks(self.comm, self.collect_part)
+            every = self.comm.gather({self.comm.rank: part})
             self.comm.confirm()
-            error = self.comm.bcast(self.publish(every) if self.comm.rank == 0 else "")
-        self.part = None
+            self.parts.put(every)  # on file systems that show new files late, before the notes
+            error = self.comm.bcast(self.index.result() if self.index else "")
+        self.part = self.index = None
         if not error:
             self.exists = True
             self.rounds.fed.warnings.last_checkpoint = (
@@ -121,13 +161,17 @@ class BackgroundSave:
         return self.run / self.comm.bcast(str(checkpoint.fresh(index).relative_to(self.run)))
 
     def secure(self) -> str:
-        """Write the results up to the checkpoint's round, and return an error message or "".
+        """Write the results up to the checkpoint's round, and a copy beside the parts.
 
-        Results come first, so that they are never behind the checkpoint.
+        Results come first, so that they are never behind the checkpoint. Returns an error message
+        or "".
         """
         try:
             if self.results:
                 self.results.secure(self.about.rounds)
+                with convert_write_errors(self.folder):
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                self.results.copy(names.results_copy(self.folder))
         except WriteError as error:
             return str(error)
         return ""
@@ -140,21 +184,24 @@ class BackgroundSave:
         except WriteError as error:
             return {"error": str(error)}
 
-    def publish(self, every: dict[int, checkpoint_parts.Part]) -> str:
-        """Write the index and prune old checkpoints, on rank 0; return an error message or "".
+    def publish(
+        self, refused: str, parts: SimpleQueue[dict[int, checkpoint_parts.Part]], ranks: int
+    ) -> str:
+        """Write the index and prune old checkpoints, in rank 0's thread.
 
-        After an error the parts are removed, to free the disk.
+        refused: why the results are not on disk; "" if they are.
+        parts: where those of all ranks may arrive before their notes; none: the run ends.
+        Returns an error message or "". After an error the parts are removed, to free the disk.
         """
-        error = (
-            next((part["error"] for part in every.values() if "error" in part), "") or self.secure()
-        )
+        every = await_parts(self.folder, ranks, parts)
+        if not every:
+            return "the run has ended"
+        error = next((part["error"] for part in every.values() if "error" in part), "") or refused
         try:
             if not error:
-                if self.results:
-                    self.results.copy(names.results_copy(self.folder))
                 checkpoint_parts.write_index(self.folder, self.about, every)
-        except WriteError as refused:
-            error = str(refused)
+        except WriteError as failure:
+            error = str(failure)
         if error:
             checkpoint.remove_parts(self.folder)
         else:
