@@ -104,7 +104,7 @@ def run_or_abort(comm: Comm, words: Sequence[str], guard: Guard) -> int:
             print(f"hpcfed: {format_error(error)}", file=sys.stderr)
     except RankLost:
         leave(comm, EARLY, RESUME_ME)
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         if out_of_memory(error):
             leave(
                 comm,
@@ -114,6 +114,8 @@ def run_or_abort(comm: Comm, words: Sequence[str], guard: Guard) -> int:
             )
         if theirs := user_code.explain_error(error):
             leave(comm, f"hpcfed: {format_error(add_rank(comm, theirs))}", WRONG)
+        if not isinstance(error, Exception):
+            raise
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", FAULT)
     guard.begin("at the end")
     with suppress(RankLost):  # all is done

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -94,6 +95,11 @@ EXACT = {"engine": "eager, traced or graphed"}
 READING = ("data", "columns", "modalities", "evaluate.groups")
 
 
+def cleared(value: object) -> object:
+    """Return the name of a function, "" for none."""
+    return "" if value in (None, "none") else value
+
+
 class Job(Limited):
     """Everything that determines a run. One TOML file, the environment and flags fill it."""
 
@@ -131,9 +137,9 @@ class Job(Limited):
     """Words by which `hpcfed status --tag` finds the run again, separated by commas."""
     note: str = ""
     """A remark, which `hpcfed status` shows."""
-    on_round: str = ""
+    on_round: Annotated[str, BeforeValidator(cleared)] = ""
     """Your own function (`mine:function`), which rank 0 calls with the run and the round's numbers
-    at the end of each round.
+    at the end of each round; none: no function.
     """
     preset: Literal["paper", "authors"] = "paper"
     """The papers' formulas, or those of the authors' public code if they differ."""

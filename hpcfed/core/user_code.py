@@ -330,6 +330,8 @@ def explain_error(error: BaseException) -> str:
     if isinstance(error, ValidationError) and error.errors()[0]["type"] == "frozen_instance":
         return f"{place}: {explain_assignment(error.errors()[0]['loc'][0])}"
     message = str(error).strip() or "no message"
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        message += "; no hook ends the process: raise an exception, such as ValueError(message)"
     lines = [f"{place}: {type(error).__name__}: {message}", "  in your files:"]
     for frame in user_frames:
         lines += [f"    {place_of(frame)}, in {frame.name}"]

@@ -89,7 +89,7 @@ class Callback:
         try:
             with rng.scoped(self.job.seed, "on_round", t):
                 self.call(self.run, values)
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             theirs = (
                 user_code.explain_error(error) or f"{type(error).__name__}: {first_line(error)}"
             )

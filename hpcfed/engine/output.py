@@ -56,6 +56,7 @@ class Output:
         if self.log:
             self.log.round(self.rounds.t, row)
         if self.callback:
+            self.rounds.fed.clock.heartbeat.enter("on_round")
             self.callback.round(self.rounds.t, row)
             if self.failure:
                 self.rounds.fed.clock.heartbeat.ask(0.0)

@@ -152,7 +152,7 @@ def here(job: Any) -> tuple[int, int | None]:
             return run_here(job, Serial())
     except HpcfedError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise HpcfedError(f"out of memory: {error}; {ADVICE}") from error
         if theirs := user_code.explain_error(error):

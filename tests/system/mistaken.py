@@ -1,5 +1,7 @@
 """What users get wrong in files of their own; test_errors.py names these."""
 
+import sys
+
 import torch.nn.functional as F
 from torch import nn
 
@@ -18,6 +20,15 @@ class Loss(RoundBased):
 
     def loss(self, client, state, model, x, y):
         return F.cross_entropy(model.half()(x.half()), y).float()
+
+
+class Quits(RoundBased):
+    """A method that ends the process of a client, as a script does."""
+
+    def local(self, fed, client, state, t):
+        if client.id == 1 and t == 1 and fed.K > 2:  # not in the trial before the run
+            sys.exit(0)
+        return super().local(fed, client, state, t)
 
 
 class Net(nn.Module):

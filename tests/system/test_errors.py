@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.storage import names
+from hpcfed.storage import checkpoint, names
 from tests.mpirun import mpirun
 from tests.system.live import started
 from tests.system.several import LIMIT, SMALL, together
@@ -164,6 +164,21 @@ def test_a_loss_that_diverges_ends_all_ranks_and_names_the_place_and_the_last_ch
     assert any(
         f"last checkpoint: {tmp_path}/run/checkpoints/round-00000" in line for line in message
     ), message
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_method_that_ends_its_process_ends_the_run_with_a_message_and_loses_no_round(
+    tmp_path, ranks
+):
+    words = flags("--algorithm.name tests.system.mistaken:Quits --models.mix mlp --rounds 3")
+    words += ["--checkpoint.every", "1", "--participation", "1", "--out", str(tmp_path / "run")]
+    done = mpirun(ranks, *MAIN, *words, check=False, timeout=LIMIT)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    (message,) = ours(done.stderr)
+    assert (
+        "mistaken.py, line " in message and "in local: SystemExit: 0; no hook ends the" in message
+    )
+    assert checkpoint.saved_rounds(tmp_path / "run") == 1
 
 
 def test_an_error_on_one_rank_ends_all_ranks_and_is_named(tmp_path):

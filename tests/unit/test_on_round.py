@@ -38,6 +38,16 @@ def test_it_gets_the_run_so_far_and_the_numbers_of_the_round_and_changes_no_bit(
     assert digest(watched.folder) == digest(hpcfed.run(**TINY, out="b").folder)
 
 
+def test_a_faulty_function_is_cleared_by_none():
+    def leave(run: hpcfed.Run, row: dict[str, Any]) -> None:
+        sys.exit("enough")
+
+    with pytest.raises(ConfigError, match=r"on_round = .*after round 1: .*SystemExit: enough"):
+        hpcfed.run(**TINY, out="a", on_round=leave)
+    assert hpcfed.run(**TINY, out="a", resume=True, on_round="none").finished
+    assert hpcfed.run(**TINY, out="b", on_round=None).finished
+
+
 def test_its_error_is_one_message_and_the_run_is_saved_and_resumed():
     rounds: list[int] = []
 

@@ -130,3 +130,13 @@ def test_a_rank_asked_to_stop_finishes_its_current_client_if_time_permits():
     heartbeat.ask(-1.0)
     with pytest.raises(Stopped):
         heartbeat.step()
+
+
+def test_ranks_do_not_wait_for_ever_for_one_that_has_left_the_run(clock, tmp_path):
+    """Which has removed its sign: they count what they see anew after the time allowed."""
+    three = dogs(tmp_path, 3, [])
+    look(three, 3)
+    three.pop()
+    names.watch_file(tmp_path, 2).unlink()
+    assert look(three, 41) == [False, False]
+    assert look(three, 45) == [True, True]

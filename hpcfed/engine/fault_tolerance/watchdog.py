@@ -89,6 +89,7 @@ class Watchdog:
         self.every = min(seconds / LOOKS, OFTEN)
         self.beats, self.since, self.last_check = -1, time(), time()
         self.most_signs = 0  # largest number of signs seen in one check
+        self.missing = 0.0  # time since when there are fewer; 0: there are not
         self.starting = True  # until the first round begins
         # by rank the times in its last sign, and when each of them last changed: clocks of nodes
         # differ, so ages are measured by this rank's own
@@ -133,8 +134,11 @@ class Watchdog:
             self.beats, self.since = self.heartbeat.beats, now
         self.last_check = now
         written, signs = self.leave(now), self.signs()
-        # the disk is full or gone: a rank without a new sign may still be alive
-        unheard = not written or len(signs) < self.most_signs
+        # the disk is full or gone: a rank without a new sign may still be alive; but one that has
+        # removed its sign has left the run, and the others do not wait for it for ever
+        missing = len(signs) < self.most_signs
+        self.missing = (self.missing or now) if missing else 0.0
+        unheard = not written or (missing and now - self.missing <= self.seconds)
         if unheard:
             self.since = now
         self.most_signs = max(self.most_signs, len(signs))
