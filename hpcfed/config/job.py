@@ -79,6 +79,7 @@ FREE = (
     "run.resident",
     "run.device_resident",
     "run.on_client_fault",
+    "secure.on_failure",
     "run.grace",
     "run.watchdog",
     "run.on_fault",

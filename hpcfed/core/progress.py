@@ -31,14 +31,14 @@ def track(things: Iterable[T], what: str, named: bool = False) -> Iterator[T]:
     yield from (bar if interactive(sys.stderr) else lines)(things, what, total, named)
 
 
-def interactive(stream: TextIO) -> bool:
-    """Return whether a stream ends at a terminal on which a bar can be redrawn.
+def interactive(stream: TextIO | None) -> bool:
+    """Return whether a stream ends at a terminal on which a bar can be redrawn; None: it is closed.
 
     A command in a notebook (`!hpcfed ...`) has a pseudo-terminal, but the notebook would show the
     codes that redraw a bar.
     """
     notebook = "JPY_PARENT_PID" in os.environ or "inline" in os.environ.get("MPLBACKEND", "")
-    return stream.isatty() and not notebook
+    return stream is not None and stream.isatty() and not notebook
 
 
 def title(what: str, thing: object, named: bool) -> str:

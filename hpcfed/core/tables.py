@@ -29,10 +29,19 @@ class Plain(Console):
             yield segment if text == segment.text else Segment(text, segment.style)
 
 
-def console() -> Console:
+class Lasting(Plain):
+    """The console of a run, which continues without one if the reader of its output goes away."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with open(os.devnull, "w") as nowhere:  # what Python flushes at its end goes there
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def console(kind: type[Console] = Plain) -> Console:
     """Return the console on which commands print; brackets are text, not markup."""
     shown = terminal()
-    return Plain(
+    return kind(
         force_terminal=shown,
         width=None if shown else WIDTH,
         markup=False,

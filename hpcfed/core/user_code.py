@@ -234,6 +234,16 @@ def frames(error: BaseException) -> list[FrameSummary]:
     return [frame for frame in extract_tb(error.__traceback__) if is_own(frame.filename)]
 
 
+def is_raised_there(error: BaseException) -> bool:
+    """Return whether the user's code raised an exception, or a library that it called."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if is_own(frame.filename):
+            return True
+        if Path(frame.filename).is_relative_to(PACKAGE):
+            return False
+    return False
+
+
 def caller() -> str:
     """Return the user's current line as the beginning of a message; "" if there is none."""
     frame = inspect.currentframe()

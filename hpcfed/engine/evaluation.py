@@ -13,6 +13,7 @@ from hpcfed.core import rng
 from hpcfed.engine.round_record import Row
 from hpcfed.engine.run_metrics import Metrics, Scores
 from hpcfed.federation.transforms.attack.attackers import attackers
+from hpcfed.machine.error_messages import kind
 from hpcfed.training.evaluate import NONE, Predict, Score, draws, score, score_on
 
 if TYPE_CHECKING:
@@ -185,6 +186,8 @@ class Evaluation:
                     personal[client.id] = self._score(client, state)
             received |= self.received([client.id], state)
         self.fed.exchange.wait("last scores")
+        waiting = self.fed.comm.gather({self.fed.comm.rank: self.fed.warnings.waiting})
+        self.fed.warnings.print_all([waiting[rank] for rank in sorted(waiting)])
         phases = {"_received": received} if received_only else {"": personal, "_received": received}
         every = self.fed.comm.gather(
             {k: [value for scores in phases.values() for value in scores[k][:3]] for k in received}
@@ -359,7 +362,19 @@ class Evaluation:
             server_state = self.state_of(client.id, state)
             with draws(fed, client):
                 predict = self.algorithm.predictor(fed, client, server_state)
-            adapt(fed, client, self._t - 1)
+            before = client.skeleton.flat.clone()
+            try:
+                adapt(fed, client, self._t - 1)
+            except Exception as error:
+                if fed.job.run.on_client_fault != "drop" or not kind(error):
+                    raise
+                client.skeleton.load(before)
+                _, _, message = str(error).splitlines()[0].partition(": ")
+                fed.warnings.say(
+                    f"{message}\n  it keeps its model and has no score after the adaptation, as "
+                    f"run.on_client_fault = 'drop' has it"
+                )
+                return NONE
             with draws(fed, client):
                 if predict is not client.model:
                     predict = self.algorithm.predictor(fed, client, server_state)

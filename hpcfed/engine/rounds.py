@@ -272,6 +272,11 @@ class Rounds:
         """Warn that a secure sum has failed; raise it if it ends the run."""
         fed = self.fed
         if fed.job.secure.on_failure == "stop":
+            failure.args = (
+                f"{where}: {failure}\n  --resume with --secure.on_failure keep continues without "
+                f"what such a round would have changed; a new run with a lower secure.threshold or "
+                f"less system.dropout fails more rarely",
+            )
             raise failure
         fed.tallies.secure_failed = True
         if fed.comm.rank == 0:
@@ -374,6 +379,10 @@ class Rounds:
         fed.exchange.wait("record", over=True)
         columns |= self._close_transforms(cohort)
         failures = fed.replay.left
+        if failures and not cohort:
+            fed.warnings.say(
+                f"round {self.t + 1}: all clients that took part have failed, and nothing is learnt"
+            )
         fed.replay.clear()
         fed.store.undo_log.clear()
         evaluation.forget(*fed.store)

@@ -34,11 +34,13 @@ class Turn:
     value: the result of the turn.
     tally: the client's tally after it.
     group: the clients that trained together in it, including the client itself.
+    late: whether it followed an exchange, and so depends on who took part in that.
     """
 
     value: Any
     tally: Tally | None
     group: list[int]
+    late: bool = False
 
 
 @dataclass
@@ -57,7 +59,8 @@ class Entry:
     def encode(self) -> np.ndarray:
         """Encode the entry as bytes, to be sent or saved."""
         turns = [
-            (turn.value, turn.tally and astuple(turn.tally), turn.group) for turn in self.turns
+            (turn.value, turn.tally and astuple(turn.tally), turn.group, turn.late)
+            for turn in self.turns
         ]
         before = None if self.before is None else tuple(self.before)
         return np.frombuffer(codec.encode([turns, before, self.failures]), np.uint8)
@@ -65,9 +68,8 @@ class Entry:
     @classmethod
     def decode(cls, data: np.ndarray) -> Entry:
         turns, before, failed = codec.decode(data.tobytes())
-        return cls(
-            [Turn(v, tally and Tally(*tally), group) for v, tally, group in turns], before, failed
-        )
+        logged = [Turn(v, tally and Tally(*tally), *more) for v, tally, *more in turns]
+        return cls(logged, before, failed)
 
 
 class ReplayLog:
@@ -128,6 +130,10 @@ class ReplayLog:
     def failures(self) -> dict[int, dict[int, tuple[str, str]]]:
         """Return the failures of this rank's clients, for all ranks."""
         return {k: entry.failures for k, entry in self.entries.items() if entry.failures}
+
+    def has_late_turns(self) -> bool:
+        """Return whether turns of this rank's clients depend on who took part in an exchange."""
+        return any(turn.late for entry in self.entries.values() for turn in entry.turns)
 
     def __contains__(self, k: object) -> bool:
         return k in self.entries

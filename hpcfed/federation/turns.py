@@ -22,6 +22,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.federation.replay_log import Turn
 from hpcfed.machine.error_messages import explain_fault, kind, memory_allocated
 
@@ -126,7 +127,10 @@ class Turns:
                 self._fail(clients, error, task, drops, steady)
                 return
             for k, value in zip(turn.group, turn.values or (), strict=True) if logged else ():
-                self._replay.of(k).turns.append(Turn(value, copy(self._tallies.get(k)), turn.group))
+                late = self._replay.exchanges > 0
+                self._replay.of(k).turns.append(
+                    Turn(value, copy(self._tallies.get(k)), turn.group, late)
+                )
                 undo_log.drop(k)
         finally:
             self.active = ()
@@ -158,9 +162,21 @@ class Turns:
     def share_failures(self) -> None:
         """Tell all ranks which clients have left the round; collective.
 
-        Rank 0 warns once of each client that fails.
+        Rank 0 warns once of each client that fails. Raises ConfigError, on all ranks, in a round
+        that an earlier process began with run.on_client_fault = "stop", if turns that depend on
+        what the client sent are done: their clients cannot go back.
         """
-        for k, failed in self._comm.gather(self._replay.failures()).items():
+        failures = self._comm.gather(self._replay.failures())
+        if failures and self._comm.barrier(int(self._replay.has_late_turns())):
+            k, failed = next(iter(failures.items()))
+            message = next(iter(failed.values()))[1].splitlines()[0]
+            refusal = ConfigError(
+                f"{message}\n  client {k} cannot leave the round: it was begun with "
+                f"run.on_client_fault = 'stop', and other clients have computed with what this one "
+                f"sent; resume an earlier checkpoint with run.on_client_fault = 'drop'"
+            )
+            raise everywhere(refusal)
+        for k, failed in failures.items():
             self._replay.left[k] = failed
             if self._comm.rank == 0 and k not in self._warned:
                 message = next(iter(failed.values()))[1].splitlines()[0]

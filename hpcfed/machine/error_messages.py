@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hpcfed.core import user_code
 from hpcfed.core.errors import DataError, DivergedError, HpcfedError
 from hpcfed.machine.devices import usable_bytes
 
@@ -48,9 +49,14 @@ def kind(error: BaseException) -> str:
     kinds = {
         "memory": out_of_memory(error),
         "diverged": isinstance(error, DivergedError),
-        "data": isinstance(error, DataError | OSError),
+        "data": isinstance(error, DataError) or cannot_be_read(error),
     }
     return next((name for name, applies in kinds.items() if applies), "")
+
+
+def cannot_be_read(error: BaseException) -> bool:
+    """Return whether examples cannot be read; an OSError of the user's own code is a mistake."""
+    return isinstance(error, OSError) and not user_code.is_raised_there(error)
 
 
 def memory_allocated(device: torch.device) -> int:
@@ -68,7 +74,7 @@ def explain_fault(
     """
     if out_of_memory(error):
         return MemoryFault(f"{where}: {no_room(error, job.local.batch, device, steady)}")
-    if isinstance(error, OSError):
+    if cannot_be_read(error):
         return DataError(
             f"{where}: its examples cannot be read: {error}; check the files of data.root"
         )

@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from hpcfed.core.errors import WARNING, HpcfedError, format_error, printable
-from hpcfed.core.tables import console
+from hpcfed.core.tables import Lasting, console
 from hpcfed.results import summary
 from hpcfed.results.columns import format_metric, main_metric, title_metric
 from hpcfed.storage import names
@@ -99,7 +99,7 @@ class Display:
     """
 
     def __init__(self, job: Job, active: bool = True):
-        self.job, self.console = job, console()
+        self.job, self.console = job, console(Lasting)
         shown = active and not job.quiet
         self.cell = Cell(job.algorithm.name, job.rounds) if shown and in_notebook() else None
         self.live = shown and self.cell is None and self.console.is_terminal

@@ -15,7 +15,7 @@ from rich.text import Text
 from hpcfed.config import methods
 from hpcfed.core.errors import printable
 from hpcfed.core.tables import duration, size, table
-from hpcfed.core.wording import count_noun
+from hpcfed.core.wording import count_noun, join_few
 from hpcfed.machine.energy import OTHER, carbon
 from hpcfed.results import groups, privacy
 from hpcfed.results.columns import (
@@ -25,6 +25,7 @@ from hpcfed.results.columns import (
     by_round,
     client_names,
     column,
+    faults,
     format_metric,
     last,
     main_metric,
@@ -332,6 +333,13 @@ def brief(record: Record) -> str:
     if (failed := record.columns.get("rounds/secure_failed")) is not None:
         by = record.header["job"]["secure"]["by"]
         done += f"\nsecure aggregation: {by}, {int(np.nansum(failed))} rounds failed"
+    if failed_reports := faults(record):
+        rounds_with = len({t for t, _, _ in failed_reports})
+        who = sorted({k for _, k, _ in failed_reports})
+        done += (
+            f"\nfailed: {count_noun(len(failed_reports), 'report')} of clients "
+            f"{join_few(who, NAMED)}, in {count_noun(rounds_with, 'round')}"
+        )
     if f"ranks/joules_{OTHER}" in record.columns:
         done += f"\n{describe_energy(energy(record))}"
     if has_attack(record):

@@ -26,6 +26,7 @@ from hpcfed.models.model import in_head
 from hpcfed.models.precision import autocast
 from hpcfed.training import infer
 from hpcfed.training.batches import inputs
+from hpcfed.training.divergence import ADAPT
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import distil, elastic, soften
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from hpcfed.models.model import Model
     from hpcfed.tasks import Task
 
-PHASE = "adapt"  # names the random streams
 
 
 def adapt(fed: Federation, client: Client, t: int) -> None:
@@ -60,7 +60,7 @@ def adapt(fed: Federation, client: Client, t: int) -> None:
         teacher = soften(infer.logits(fed, client, client.train), settings.tau)
         data = Paired(client.train, teacher, with_labels=True)
         loss = partial(distilled, fed.task, settings.alpha, settings.tau)
-    how: dict[str, Any] = {"data": data, "only": only, "lr": settings.lr, "phase": PHASE}
+    how: dict[str, Any] = {"data": data, "only": only, "lr": settings.lr, "phase": ADAPT}
     with LocalSteps(fed, client, t, epochs=settings.epochs, **how) as steps:
         if only:
             steps.model.body.eval()  # keeps its statistics fixed, like its weights

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
 
+ADAPT = "adapt"  # the phase of the adaptation after the last round
+
 
 def on_host(losses: list[Tensor]) -> np.ndarray:
     """Return the losses of all steps, float64, in one transfer."""
@@ -34,24 +36,29 @@ def check_finite(
     examples: list[int],
     lr: float,
     n: int,
+    phase: str = "train",
 ) -> None:
     """Raise DivergedError if a loss or a weight is not finite.
 
     values: losses of all steps.  examples: batch sizes of all steps.  n: examples of an epoch.
+    phase: of the training; that of `[adapt]` follows on the last round.
     """
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad) and finite(weights):
         return
-    what = f"its weights are nan or infinite after round {t + 1}"
+    place, field = f"round {t + 1}", "local.lr"
+    if phase == ADAPT:
+        place, field = "the adaptation after the last round", "adapt.lr"
+    what = f"its weights are nan or infinite after {place}"
     if len(bad):
         epoch = sum(examples[: bad[0]]) // n
         batch = bad[0] - epoch * math.ceil(n / max(1, examples[0]))
         what = (
-            f"the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, batch {batch + 1}"
+            f"the loss is {values[bad[0]]} in {place}, epoch {epoch + 1}, batch {batch + 1}"
         )
     error = DivergedError(
         f"{fed.warnings.where(client)}: {what} (lr {lr:g}); {fed.warnings.last_checkpoint}\n"
-        "  a smaller local.lr, or other data, may help"
+        f"  a smaller {field}, or other data, may help"
     )
     error.client = client.id
     raise error

@@ -144,7 +144,15 @@ class LocalSteps:
         keep_moments(self.client, self.optimiser, self.settings, self.phase)
         values, weights = on_host(self.losses), self.skeleton.flat
         check_finite(
-            self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data)
+            self.fed,
+            self.client,
+            self.t,
+            values,
+            weights,
+            self.examples,
+            self.lr,
+            len(self.data),
+            self.phase,
         )
         complete = self.data.holds(self.client.train)  # perhaps with generated examples beside them
         size = len(self.data) if complete else None

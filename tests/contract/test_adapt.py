@@ -8,13 +8,14 @@ import torch
 
 import hpcfed
 from hpcfed.comm import Comm, Serial
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, DivergedError
 from hpcfed.engine.run import run_here
 from hpcfed.storage.record import load as load_record
 from tests.contract import toy
 from tests.threads import spmd
 
 SGD = ("--local.optimiser", "sgd", "--local.lr", "0.1")
+DROP = ("--run.on_client_fault", "drop")
 ONE_STEP = (*SGD, "--local.batch", "1000", "--models.mix", "mlp")
 
 
@@ -83,6 +84,18 @@ def test_clients_of_any_method_adapt_the_model_that_they_predict_with(method: st
     assert toy.differences(
         final["loss"], adapted(method, "all", *SGD, "--adapt.epochs", "0")[0]["loss"]
     )
+
+
+def test_a_client_whose_adaptation_diverges_keeps_its_model_and_has_no_score(capsys):
+    flags = (*ONE_STEP, "--adapt.lr", "1e30", "--adapt.epochs", "3")
+    with pytest.raises(DivergedError, match="in the adaptation after the last round.*\n.*adapt.lr"):
+        adapted("fedavg", "all", *flags)
+    job = toy.job("fedavg", "--rounds", "1", "--adapt.how", "all", *flags, *DROP)
+    rounds = toy.start(Serial(), job)
+    rounds.step()
+    scores = rounds.finish()
+    assert np.isnan(scores["accuracy"]).all() and np.isfinite(scores["accuracy_received"][:5]).all()
+    assert capsys.readouterr().err.count("it keeps its model and has no score") == 6
 
 
 def test_adaptation_has_the_same_bits_on_two_ranks():

@@ -19,6 +19,7 @@ from hpcfed.config.methods import KINDS
 from hpcfed.core.errors import HpcfedError
 from hpcfed.launch import commands
 from hpcfed.models import MODELS
+from hpcfed.storage import results
 from hpcfed.storage.results import Results
 from tests import forked
 from tests.mpirun import environment
@@ -311,6 +312,17 @@ def test_a_reader_that_goes_away_is_no_traceback():
         process.stdout.close()  # before it prints: it waits for the end of its input
         process.stdin.close()
         assert (process.stderr.read(), process.wait()) == (b"", 1)
+
+
+def test_a_run_whose_reader_goes_away_continues_to_its_end(tmp_path):
+    words = ["--algorithm.name", "fedavg", "--models.mix", "logistic", "--clients", "2"]
+    words += ["--rounds", "2", "--log.picture", "false", "--out", str(tmp_path / "run")]
+    command = [forked.python(), "-m", "hpcfed.main", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment({}), **pipes) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
+    assert results.load(tmp_path / "run").rounds == 2
 
 
 def test_a_command_that_takes_a_job_finds_methods_in_the_folder_where_it_is_called(

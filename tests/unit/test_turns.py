@@ -8,7 +8,8 @@ import torch
 
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.comm import Serial
-from hpcfed.core.errors import DataError, DivergedError
+from hpcfed.core import user_code
+from hpcfed.core.errors import ConfigError, DataError, DivergedError
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import Tally
 from hpcfed.engine import evaluation
@@ -172,8 +173,9 @@ def test_an_entry_travels_with_its_client():
     ],
 )
 def test_a_client_that_fails_keeps_its_model_and_the_row_says_why(
-    error: Exception, kind: str, capsys
+    error: Exception, kind: str, capsys, monkeypatch
 ):
+    monkeypatch.setattr(user_code, "roots", set())  # the error is none of the user's own code
     rounds = started(*DROP)
     rounds.step()
     before = rounds.fed.store.flat(2).clone()
@@ -202,12 +204,13 @@ def test_an_upload_that_is_not_finite_is_a_failure_too():
     assert rounds.step()[0]["clients/fault"].tolist() == [0, 0, 0, 0, 1, 0]
 
 
-def test_a_round_that_all_clients_leave_changes_nothing():
+def test_a_round_that_all_clients_leave_changes_nothing_and_is_said(capsys):
     rounds = failing(started(*DROP, method="fedavg"), DivergedError("nan"), *range(6))
     before = rounds.state.clone()
     row, _ = rounds.step()
     assert toy.differences(rounds.state, before) == []
     assert row["clients/lost"].all() and not row["clients/up"].any() and rounds.t == 1
+    assert "round 1: all clients that took part have failed" in capsys.readouterr().err
 
 
 def test_without_drop_the_run_ends_and_the_message_names_client_and_batch():
@@ -216,6 +219,39 @@ def test_without_drop_the_run_ends_and_the_message_names_client_and_batch():
         error_messages.MemoryFault, match=r"client 2 \(mlp\): out of memory at local.batch = 16"
     ):
         rounds.step()
+
+
+class Careless(RoundBased):
+    """Its clients write to a folder that is not there."""
+
+    def local(self, fed, client, state, t):
+        with open("/nowhere/notes.txt", "a"):
+            return super().local(fed, client, state, t)
+
+
+def test_a_file_that_the_users_code_cannot_open_is_a_mistake_and_no_failure_of_a_client():
+    rounds, method = started(*DROP), Careless()
+    user_code.load("algorithm.name", f"{__name__}:Careless", "module:Class")
+    stream = rounds.fed.stream
+    rounds.fed.stream = lambda cohort, *_, **more: stream(
+        cohort, lambda client: method.local(rounds.fed, client, rounds.state, 0)
+    )
+    with pytest.raises(FileNotFoundError, match="/nowhere/notes"):
+        rounds.step()
+
+
+def test_no_client_leaves_a_round_in_which_others_have_computed_with_what_it_sent():
+    """An earlier process, which was to stop at a failure, has logged their turns."""
+    fed = started(*DROP).fed
+    fed.replay.exchanges = 1
+    with fed.store.undo_log.set_recording():
+        fed.run([0], lambda client: None)
+    assert not fed.replay.has_late_turns()
+    fed.replay.of(0).turns.append(Turn(None, None, [0], late=True))
+    assert Entry.decode(fed.replay.of(0).encode()).turns[0].late
+    fed.replay.fail(2, 0, "diverged", "client 2 (mlp): the loss is nan")
+    with pytest.raises(ConfigError, match=r"the loss is nan\n  client 2 cannot leave the round"):
+        fed.turns.share_failures()
 
 
 def test_a_bug_is_no_failure_of_a_client():
