@@ -38,7 +38,7 @@ def r2(answers: Answers) -> float:
     """
     y = answers["y"]
     errors, spread = np.square(y - answers["predicted"]).sum(0), np.square(y - y.mean(0)).sum(0)
-    varies = spread > 0
+    varies = y.max(0) > y.min(0)  # the mean of equal values is rounded, so spread may be above 0
     return float((1 - errors[varies] / spread[varies]).mean()) if varies.any() else float("nan")
 
 

@@ -261,6 +261,11 @@ def test_errors_of_numbers_are_means_over_examples_and_targets():
     assert np.isnan(REGRESSION.compute(["r2"], {name: v[:1] for name, v in one.items()})[0])
 
 
+def test_equal_targets_do_not_vary_although_their_mean_is_rounded():
+    level = np.full((3, 1), 0.1)  # their mean is 0.10000000000000002
+    assert np.isnan(REGRESSION.compute(["r2"], {"y": level, "predicted": level + 0.5})[0])
+
+
 def test_metrics_of_numbers_are_those_of_scikit_learn():
     g = np.random.default_rng(2)
     y, predicted = g.normal(5, 3, (200, 3)), g.normal(5, 3, (200, 3))
