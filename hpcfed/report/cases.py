@@ -42,9 +42,11 @@ UNCOUNTED = (
     "evaluate.batch",
 )  # a method's own fields, which its row shows, and further measurements
 MACHINE = ("ranks", "nodes", "version")  # of a run's header; they change its times alone
-ASIDE = tuple(
-    n for n in FREE if n not in ("rounds", "evaluate.patience")
-)  # fields on which no number depends
+CHANGEABLE = ("rounds", "evaluate.patience", "adapt")  # by a resume, and numbers depend on them
+ASIDE = (  # fields on which no number depends
+    *(name for name in FREE if name not in CHANGEABLE),
+    "adapt.save",
+)
 
 
 def find_cases(paths: Sequence[Path | Run], names: Names = None) -> list[Run]:

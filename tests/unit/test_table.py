@@ -222,6 +222,19 @@ def test_a_table_lists_other_differences_between_the_methods_of_a_column(tmp_pat
     assert "differ" not in table(alike)  # a data set's own rate is the same for its methods
 
 
+def test_runs_that_adapt_their_models_otherwise_are_not_averaged(tmp_path):
+    for seed, epochs in ((0, 1), (1, 20)):
+        more = {"adapt_how": "head", "adapt_epochs": epochs, "adapt_save": epochs == 1}
+        run(tmp_path / "runs" / str(seed), to_end(0.5), seed=seed, **more)
+    assert lines(table([tmp_path / "runs"]))[2].split() == ["method", "epochs=1", "epochs=20"]
+
+
+def test_saving_adapted_models_changes_no_number(tmp_path):
+    for seed, save in ((0, False), (1, True)):
+        run(tmp_path / "runs" / str(seed), to_end(0.5), seed=seed, adapt_save=save)
+    assert "mean over 2 seeds" in table([tmp_path / "runs"])
+
+
 def test_fields_determined_by_rows_or_columns_are_not_columns(tmp_path):
     """As in FedClassAvg's table 3: one form of KT-pFL needs public data, and its rates depend on
     form and data.
