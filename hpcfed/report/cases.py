@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcfed.config.datasets import PARTITIONS
 from hpcfed.config.job import FREE, READING
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.naming import Names, find_named
@@ -92,12 +93,15 @@ def name_skew(runs: list[Run], axes: Sequence[str]) -> list[Run]:
 
 
 def one_skew(fields: dict[str, Any]) -> dict[str, Any]:
-    kind = fields.get("data.partition")
-    if kind in SKEW and SKEW[kind] in fields:
-        kind = f"{kind}({format_value(fields[SKEW[kind]])})"
-    return {name: value for name, value in fields.items() if name not in SKEW.values()} | {
-        "data.partition": kind
-    }
+    """Return the fields with partition and skew as one value, without skews of other partitions.
+
+    A further skew that the partition uses remains a field of its own.
+    """
+    kind = fields.get("data.partition", "")
+    skew, used = SKEW.get(kind), PARTITIONS[kind].fields if kind in PARTITIONS else ()
+    named = f"{kind}({format_value(fields[skew])})" if skew in fields else kind
+    hidden = {s for s in SKEW.values() if s == skew or s.removeprefix("data.") not in used}
+    return {n: v for n, v in fields.items() if n not in hidden} | {"data.partition": named}
 
 
 def axes(

@@ -76,6 +76,16 @@ def test_runs_that_differ_in_the_seed_are_one_line_and_data_make_panels(tmp_path
     assert groups(runs)[3].panel == "mnist, dirichlet(0.1), 4 clients"
 
 
+def test_spreads_of_a_partition_with_two_skews_make_panels(tmp_path):
+    runs = [
+        one(tmp_path / f"{s}", [], data_partition="distribution", data_spread=s, seed=s)
+        for s in (1, 2)
+    ]
+    assert [group.panel for group in groups(runs)] == [
+        f"digits, distribution, 4 clients, spread {spread}" for spread in (1, 2)
+    ]
+
+
 def test_the_band_of_a_line_is_over_seeds_or_all_their_clients_in_rounds_that_all_have(tmp_path):
     first = one(tmp_path / "a", [row([0.2, 0.4, NAN, NAN], FOUR), row([0.9] * 4, FOUR)], seed=0)
     second = one(tmp_path / "b", [row([0.6, 0.8, NAN, NAN], FOUR)], seed=1)

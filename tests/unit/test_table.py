@@ -222,6 +222,13 @@ def test_a_table_lists_other_differences_between_the_methods_of_a_column(tmp_pat
     assert "differ" not in table(alike)  # a data set's own rate is the same for its methods
 
 
+def test_runs_of_two_spreads_of_a_partition_with_two_skews_are_not_averaged(tmp_path):
+    for seed, spread in ((0, 1), (1, 2)):
+        more = {"data_partition": "distribution", "data_spread": spread}
+        run(tmp_path / "runs" / str(seed), to_end(0.5), seed=seed, **more)
+    assert lines(table([tmp_path / "runs"]))[2].split() == ["method", "spread=1", "spread=2"]
+
+
 def test_runs_that_adapt_their_models_otherwise_are_not_averaged(tmp_path):
     for seed, epochs in ((0, 1), (1, 20)):
         more = {"adapt_how": "head", "adapt_epochs": epochs, "adapt_save": epochs == 1}
