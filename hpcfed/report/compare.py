@@ -84,10 +84,14 @@ ONE_SEED = (
 
 @dataclass(frozen=True)
 class Result:
-    """All comparisons with one baseline, and how their numbers are shown."""
+    """All comparisons with one baseline, and how their numbers are shown.
+
+    unpaired: methods that cannot be compared with it, and why.
+    """
 
     base: Method
     done: list[Comparison]
+    unpaired: list[tuple[Method, str]]
     view: View
 
     @property
@@ -148,13 +152,13 @@ def result(groups: list[Method], base: Method, view: View, anyway: bool = False)
     """Return the comparisons of all other methods with the baseline.
 
     anyway: whether runs of other rounds, data, partitions or clients are accepted.
-    Raises ConfigError if there are no others, or they cannot be paired.
+    Raises ConfigError if there are no others, or none can be paired.
     """
     if len(groups) < 2:
         raise ConfigError(
             f"compare: all runs are {base.label}; give runs that differ in more than their seed"
         )
-    return Result(base, compare_all(groups, base, view, anyway), view)
+    return Result(base, *compare_all(groups, base, view, anyway), view)
 
 
 def find_baseline(groups: list[Method], baseline: str) -> Method | None:
@@ -224,10 +228,11 @@ def likely(p: float | None) -> str:
 
 def notes(result: Result) -> list[str]:
     """Return notes on how to read the numbers, and on runs that do not count."""
-    absent = (
-        run for one in (result.base, *(one.method for one in result.done)) for run in one.absent
-    )
-    said = [f"{run.name}: {run.absence()[1]}" for run in absent]
+    compared = (result.base, *(one.method for one in result.done))
+    others = [one for one, _ in result.unpaired]
+    absent = (run for one in (*compared, *others) for run in one.absent)
+    said = [f"{one.label} is not compared: {why}" for one, why in result.unpaired]
+    said += [f"{run.name}: {run.absence()[1]}" for run in absent]
     for one in result.done:
         runs = [*one.method.runs.values(), *result.base.runs.values()]
         differ = also_differ([runs], [])
@@ -235,7 +240,6 @@ def notes(result: Result) -> list[str]:
     said += [
         line for one in result.done for line in explain_unpaired(one.method, result.base, one.pairs)
     ]
-    compared = (result.base, *(one.method for one in result.done))
     return [
         *how(result.done),
         *said,

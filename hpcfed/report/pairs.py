@@ -27,6 +27,14 @@ ROWS = (
 )  # arrays that give the examples of each client
 
 
+class UnpairedError(ConfigError):
+    """Two methods, or two runs, that have no numbers to compare."""
+
+    def __init__(self, reason: str):
+        super().__init__(f"compare: {reason}")
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Method:
     """Runs that differ only in their seed.
@@ -93,10 +101,10 @@ def method(label: str, group: Sequence[Run]) -> Method:
 
 
 def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> list[Pair]:
-    """Return a pair for each seed that both methods have.
+    """Return a pair for each seed of which both methods have numbers.
 
-    Raises ConfigError if there is none, or (unless anyway) if their rounds or clients are not the
-    same.
+    Raises UnpairedError if there is none, ConfigError (unless anyway) if their rounds or clients
+    are not the same.
     """
     shared = [seed for seed in ours.runs if seed in theirs.runs]
     if not shared:
@@ -104,27 +112,36 @@ def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> lis
             f"{one.label} has seeds {', '.join(map(str, one.runs)) or 'none'}"
             for one in (ours, theirs)
         )
-        raise ConfigError(f"compare: no seed with a finished run of both: {'; '.join(seeds)}")
-    return [pair(ours.runs[seed], theirs.runs[seed], view, anyway) for seed in shared]
+        raise UnpairedError(f"no seed with a finished run of both: {'; '.join(seeds)}")
+    seed_pairs, errors = list[Pair](), list[UnpairedError]()
+    for seed in shared:
+        try:
+            seed_pairs.append(pair(ours.runs[seed], theirs.runs[seed], view, anyway))
+        except UnpairedError as error:
+            errors.append(error)
+    if not seed_pairs:
+        raise errors[0]
+    return seed_pairs
 
 
 def pair(ours: Run, theirs: Run, view: View, anyway: bool = False) -> Pair:
     """Return a pair of two runs.
 
     anyway: whether runs of other clients are accepted, of which only the means are compared.
+    Raises UnpairedError if one of them, or each client of one, has no number.
     """
     same = comparable(ours, theirs, anyway)
     if view.measure.each is None or not same:
         mean, base = (view.measure.of(run.record)[0] for run in (ours, theirs))
         if mean is None or base is None:
             absent = ours if mean is None else theirs
-            raise ConfigError(f"compare: --value {view.value} is not recorded in {absent.name}")
+            raise UnpairedError(f"--value {view.value} is not recorded in {absent.name}")
         return Pair(ours.fields[SEED], mean, base, np.empty(0))
     mine, other = view.measure.each(ours.record), view.measure.each(theirs.record)
     both = sorted(mine.keys() & other.keys())
     if not both:
-        raise ConfigError(
-            f"compare: --value {view.value}: no client has it in both {ours.name} and {theirs.name}"
+        raise UnpairedError(
+            f"--value {view.value}: no client has it in both {ours.name} and {theirs.name}"
         )
     a, b = (np.array([each[k] for k in both]) for each in (mine, other))
     return Pair(
@@ -191,6 +208,13 @@ def explain_unpaired(ours: Method, theirs: Method, seed_pairs: Sequence[Pair]) -
                 f"seed {', '.join(alone)} of {one.label} has no finished run of {other.label}, "
                 f"and does not count"
             )
+    paired = {pair.seed for pair in seed_pairs}
+    empty = [str(seed) for seed in ours.runs if seed in theirs.runs and seed not in paired]
+    if empty:
+        yield (
+            f"seed {', '.join(empty)} has no numbers in the runs of both {ours.label} and "
+            f"{theirs.label}, and does not count"
+        )
     lone = sum(pair.lone for pair in seed_pairs)
     if lone:
         yield (
@@ -265,6 +289,18 @@ def apply_holm(comparisons: list[Comparison]) -> list[Comparison]:
 
 def compare_all(
     groups: list[Method], base: Method, view: View, anyway: bool = False
-) -> list[Comparison]:
-    """Return the comparisons of all other methods with the baseline."""
-    return apply_holm([against(one, base, view, anyway) for one in groups if one is not base])
+) -> tuple[list[Comparison], list[tuple[Method, str]]]:
+    """Return the comparisons of all other methods with the baseline.
+
+    The second list has the methods that cannot be compared with it, and why. Raises ConfigError if
+    these are all.
+    """
+    comparisons, unpaired = list[Comparison](), list[tuple[Method, str]]()
+    for one in (one for one in groups if one is not base):
+        try:
+            comparisons.append(against(one, base, view, anyway))
+        except UnpairedError as error:
+            unpaired.append((one, error.reason))
+    if not comparisons:
+        raise ConfigError("\n".join(f"compare: {reason}" for _, reason in unpaired))
+    return apply_holm(comparisons), unpaired

@@ -20,10 +20,13 @@ def run(
     last: list[float],
     seed: int = 0,
     rows: tuple[int, ...] = (0, 1, 2, 3),
+    done: int | None = None,
     **about: object,
 ) -> Path:
     """A run folder of one round with these accuracies of the clients, who hold these rows of the
     training split.
+
+    done: rounds that it has, if it has not ended.
     """
     folder.mkdir(parents=True)
     header = {
@@ -31,9 +34,10 @@ def run(
         "ranks": 1,
         "architectures": ["mlp"] * len(last),
     }
-    results = Results(folder, header | {"ended": "finished"}, {"partition": np.array(rows)})
+    ended = {"ended": "finished"} if done is None else {}
+    results = Results(folder, header | ended, {"partition": np.array(rows)})
     counts = np.arange(len(last))
-    for _ in range(header["job"]["rounds"]):
+    for _ in range(header["job"]["rounds"] if done is None else done):
         results.append(
             {
                 "clients/accuracy": np.array(last),
@@ -252,6 +256,37 @@ def test_runs_that_do_not_count_are_listed(tmp_path):
     text = compare(runs)
     assert "seed 1 of Local has no finished run of FedAvg, and does not count" in text
     assert "FedProx: clients that have a number in only one run of a pair do not count: 1" in text
+
+
+def test_a_method_that_cannot_be_paired_takes_no_comparison_away(tmp_path):
+    runs = [*seeds(tmp_path, "local", [0.5] * 3), *seeds(tmp_path, "fedavg", [0.6, 0.7, 0.8])]
+    lost = run(tmp_path / "x", [0.6, 0.7], seed=7, method="fedprox")
+    text = lines(compare([*runs, lost]))
+    assert squeezed(text[4]).startswith("FedAvg 0.7000 +0.2000 ") and text[5] == ""
+    assert (
+        "FedProx is not compared: no seed with a finished run of both: FedProx has seeds 7; Local "
+        "has seeds 0, 1, 2"
+    ) in text
+    silent = seeds(tmp_path, "fedprox", [np.nan] * 3)
+    text = lines(compare([*runs, *silent]))
+    assert squeezed(text[4]).startswith("FedAvg 0.7000 +0.2000 ")
+    assert any("FedProx is not compared: --value accuracy: no client has it" in t for t in text)
+    with pytest.raises(ConfigError, match=r"no client has it in both(.|\n)*FedProx has seeds 7"):
+        compare([*runs[:3], lost, run(tmp_path / "y", [np.nan] * 2, method="fedavg", rows=(0, 1))])
+
+
+def test_runs_of_a_method_that_is_not_compared_are_named_if_they_are_unfinished(tmp_path):
+    runs = [*seeds(tmp_path, "local", [0.5]), *seeds(tmp_path, "fedavg", [0.6])]
+    begun = run(tmp_path / "x", [0.6, 0.7], method="fedprox", rounds=2, done=1)
+    text = compare([*runs, begun])
+    assert "FedProx is not compared" in text and "1 of 2 rounds are done" in text
+
+
+def test_a_seed_without_numbers_does_not_count_and_a_note_names_it(tmp_path):
+    runs = [*seeds(tmp_path, "local", [0.5] * 3), *seeds(tmp_path, "fedavg", [0.6, np.nan, 0.7])]
+    text = compare(runs)
+    assert squeezed(lines(text)[4]) == "FedAvg 0.6500 +0.1500 +2.60 2 seeds 4 / 0 / 0"
+    assert "seed 1 has no numbers in the runs of both FedAvg and Local, and does not count" in text
 
 
 def test_with_very_many_clients_only_recorded_ones_are_paired(tmp_path):

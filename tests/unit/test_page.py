@@ -280,6 +280,14 @@ def test_methods_are_compared_as_the_command_compares_them(tmp_path):
     assert "cannot be paired" in methods.comparison([runs[0], other]).why
 
 
+def test_a_method_without_finished_runs_takes_no_comparison_off_the_page():
+    runs = [with_job(method, method, 0) for method in ("moon", "fedavg", "fedprox")]
+    runs[0] = shown("moon", replace(runs[0].record, rounds=1))
+    comparison = methods.comparison(runs)
+    assert [line[0] for line in comparison.lines] == ["method", "fedavg (baseline)", "fedprox"]
+    assert any("moon is not compared" in note for note in comparison.notes)
+
+
 def test_accuracy_by_architecture_is_the_mean_over_clients_and_then_over_seeds():
     runs = [with_job("a", "fedavg", 0), with_job("b", "fedavg", 1, 0.1), with_job("c", "local", 0)]
     groups = methods.seeds(runs)

@@ -91,7 +91,7 @@ def metric_words(metric: str) -> dict[str, str]:
 
 
 def comparison(runs: Sequence[Run]) -> Compared:
-    """Return the comparison of all methods' finished runs with those of the first run's method."""
+    """Return the comparison of all methods' finished runs with those of the first that has any."""
     if not runs:
         return Compared()
     try:
@@ -99,7 +99,8 @@ def comparison(runs: Sequence[Run]) -> Compared:
         if len(groups) < 2:
             return Compared()
         view = view_of(run.record for run in runs)
-        result = compare.result(groups, groups[0], view)
+        base = next((one for one in groups if one.runs), groups[0])
+        result = compare.result(groups, base, view)
     except ConfigError as error:
         return Compared(why=" ".join(str(error).split()))
     return Compared(result.caption, compare.lines(result), compare.notes(result))
