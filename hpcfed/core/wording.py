@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -18,6 +18,12 @@ def evenly(n: int, most: int) -> np.ndarray:
 def count_noun(n: int, thing: str) -> str:
     """Return a count with its noun: `1 client`, `1,000 clients`."""
     return f"{n:,} {thing}{'s' * (n != 1)}"
+
+
+def count_range(numbers: Collection[int], thing: str) -> str:
+    """Return the least and the most of these counts: `1 to 3 clients`, `1 client` if all are 1."""
+    least, most = min(numbers), max(numbers)
+    return f"{least:,} to {count_noun(most, thing)}" if least < most else count_noun(most, thing)
 
 
 def cut_middle(text: str, most: int) -> str:

@@ -40,6 +40,7 @@ from hpcfed.storage.names import results_of
 HEADS = (
     "method",
     "mean",
+    "paired baseline",
     "difference",
     "95 % interval",
     "p",
@@ -187,9 +188,14 @@ def methods_at(groups: list[Method], place: Path | Run) -> list[Method]:
 
 
 def lines(result: Result) -> list[list[str]]:
-    """Return head and rows as text, without empty columns."""
-    baseline = [f"{result.base.label} (baseline)", alone(result), *[""] * (len(HEADS) - 2)]
-    table = [list(HEADS), baseline, *(cells(one, result.view) for one in result.done)]
+    """Return head and rows as text, without empty columns.
+
+    The baseline of the pairs has a column if it differs from that of all the baseline's runs.
+    """
+    usual = alone(result)
+    baseline = [f"{result.base.label} (baseline)", usual, *[""] * (len(HEADS) - 2)]
+    differ = any(result.view.number(one.base) != usual for one in result.done)
+    table = [list(HEADS), baseline, *(cells(one, result.view, differ) for one in result.done)]
     columns = [i for i in range(len(HEADS)) if any(row[i] for row in table[1:])]
     return [[row[i] for i in columns] for row in table]
 
@@ -200,14 +206,15 @@ def alone(result: Result) -> str:
     return result.view.number(float(np.mean([mean for mean in means if mean is not None])))
 
 
-def cells(one: Comparison, view: View) -> list[str]:
-    """Return a comparison as text."""
+def cells(one: Comparison, view: View, baseline: bool) -> list[str]:
+    """Return a comparison as text. baseline: whether it has that of its pairs."""
     interval = " to ".join(format_signed(end, view) for end in one.interval or ())
     single = f"{count_noun(one.clients, 'client')} of one seed" if one.clients else "one seed"
     over = f"{one.seeds} seeds" if one.seeds > 1 else single
     counts = " / ".join(map(str, one.counts)) if one.clients else ""
     numbers = (
         view.number(one.mean),
+        view.number(one.base) if baseline else "",
         format_signed(one.difference, view),
         interval,
         likely(one.p),

@@ -25,7 +25,7 @@ from hpcfed.report.choose import choose_values
 from hpcfed.report.formats import FORMATS, Grid, Shown, save_or_return
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.naming import Names, with_titles
-from hpcfed.report.table_cells import caption, cell, mark_best
+from hpcfed.report.table_cells import caption, cell, client_numbers_note, mark_best
 from hpcfed.results.one_class import one_class
 from hpcfed.results.run import Run
 
@@ -121,11 +121,12 @@ def grid(
     ]
     seeds = max(len(group) for row in groups for group in row)
     table = [[cell(group, view, seeds) for group in row] for row in groups]
-    columns = ([run for run in runs if run.at(across) == head] for head in heads)
+    columns = [[run for run in runs if run.at(across) == head] for head in heads]
     notes = [*how, *filter(None, [also_differ(columns, [*down, *across])])]
     notes += code_or_data_differ(runs)
     notes += [f"{run.name}: {why}" for run in runs if (why := run.absence()[1])]
     notes += one_class_notes(runs)
+    notes += filter(None, [client_numbers_note(column, down, across, view) for column in columns])
     description = caption(view.what(), view.deviation, seeds)
     if down[:1] == ["algorithm.name"] and view.beside:
         lines, table, more = with_received(lines, groups, table, view, seeds)

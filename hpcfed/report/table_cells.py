@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.wording import count_range, join_few
 from hpcfed.report.cases import MACHINE, SEED
 from hpcfed.report.formats import Shown
 from hpcfed.report.measures import View
+from hpcfed.report.pairs import label_fields
 from hpcfed.results.run import Run
 from hpcfed.storage.record import RUN_ID
 
@@ -15,6 +19,7 @@ PLUS_MINUS = {
     "seeds": "sample standard deviation (n - 1) over seeds",
     "clients": "standard deviation over clients",
 }
+FEW = 8  # cells that a note names
 
 
 def cell(group: list[Run], view: View, seeds: int) -> Shown:
@@ -49,6 +54,32 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
     )
     shown = "" if std is None else view.number(std)
     return Shown(view.number(mean), shown, note, mean, std, len(present), len(group))
+
+
+def client_numbers_note(
+    runs: Sequence[Run], down: Sequence[str], across: Sequence[str], view: View
+) -> str:
+    """Return a note if cells of a column are means over different numbers of clients, else "".
+
+    runs: of the column.  down, across: fields of rows and columns.
+    Clients without a value are counted seed by seed, because other seeds have other examples.
+    """
+    each = view.measure.each
+    if each is None:
+        return ""
+    numbers, missing = dict[str, list[int]](), dict[tuple[str, ...], set[int]]()
+    for run in (run for run in runs if run.finished):
+        if n := len(each(run.record)):
+            numbers.setdefault(label_fields(run, down), []).append(n)
+            missing.setdefault(run.at([SEED]), set()).add(run.fields["clients"] - n)
+    if all(len(counts) == 1 for counts in missing.values()):
+        return ""
+    column = label_fields(runs[0], across)
+    cells = [f"{label} {count_range(ns, 'client')}" for label, ns in numbers.items()]
+    return (
+        f"{column}{': ' * bool(column)}means over different numbers of clients, because not all "
+        f"have a value: {join_few(cells, FEW)}"
+    )
 
 
 def same_seed(runs: list[Run]) -> ConfigError:

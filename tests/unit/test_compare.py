@@ -289,6 +289,41 @@ def test_a_seed_without_numbers_does_not_count_and_a_note_names_it(tmp_path):
     assert "seed 1 has no numbers in the runs of both FedAvg and Local, and does not count" in text
 
 
+def with_gaps(folder: Path) -> list[Path]:
+    """Three seeds of two methods, of which some clients have no accuracy."""
+    nan = np.nan
+    last = {
+        "fedavg": ([0.9, 0.8, 0.7], [0.9, nan, 0.7], [0.9, nan, nan]),
+        "local": ([0.9, 0.8, 0.7], [0.9, 0.7, nan], [0.9, nan, 0.5]),
+    }
+    return [
+        run(folder / f"{method}{seed}", values, seed=seed, method=method)
+        for method, by_seed in last.items()
+        for seed, values in enumerate(by_seed)
+    ]
+
+
+def test_the_baseline_of_a_difference_is_shown_if_it_is_not_that_of_all_clients(tmp_path):
+    heads, base, ours = lines(compare(with_gaps(tmp_path)))[2:5]
+    assert heads.split()[:4] == ["method", "mean", "paired", "baseline"]
+    assert squeezed(base) == "FedAvg (baseline) 0.8333"
+    assert squeezed(ours).startswith("Local 0.8667 0.8667 +0.0000 ")
+
+
+def test_a_table_says_which_cells_are_means_over_different_numbers_of_clients(tmp_path):
+    runs = with_gaps(tmp_path)
+    text = lines(table(runs))
+    assert text[-1] == (
+        "means over different numbers of clients, because not all have a value: Local 2 to 3 "
+        "clients, FedAvg 1 to 3 clients"
+    )
+    other = [run(tmp_path / f"m{s}", [0.9, 0.5, 0.1], seed=s, data="mnist") for s in range(3)]
+    assert any(line.startswith("digits: means over") for line in lines(table([*runs, *other])))
+    assert "different numbers" not in table(runs, value="up")
+    alike = [runs[0], run(tmp_path / "b", [0.9, 0.5, 0.1], method="local")]
+    assert "different numbers" not in table(alike)
+
+
 def test_with_very_many_clients_only_recorded_ones_are_paired(tmp_path):
     for method, who, values in (("local", [5, 9], [0.5, 0.5]), ("fedavg", [9, 11], [0.7, 0.9])):
         results = Results(

@@ -27,8 +27,10 @@ from tests.unit.test_table import job
 NAN = np.nan
 
 
-def run(folder: Path, seed: int = 0, method: str = "fedavg", add: float = 0.0) -> Path:
-    """Three rounds of two clients; in the last, client 0 has no ROC-AUC."""
+def run(
+    folder: Path, seed: int = 0, method: str = "fedavg", add: float = 0.0, auc: float = NAN
+) -> Path:
+    """Three rounds of two clients; in the last, client 0 has this ROC-AUC, or none."""
     folder.mkdir(parents=True)
     names = ["accuracy", "f1", "roc_auc"]
     about = {"job": job(method, seed=seed), "ranks": 1, "architectures": ["mlp", "cnn"]}
@@ -36,16 +38,16 @@ def run(folder: Path, seed: int = 0, method: str = "fedavg", add: float = 0.0) -
     rows = [
         ([0.2, 0.4], [0.6, 0.8], 0.1),
         ([0.5, 0.7], [0.5, 0.9], 0.3),
-        ([0.4, 0.6], [NAN, 0.7], 0.5),
+        ([0.4, 0.6], [auc, 0.7], 0.5),
     ]
-    for f1, auc, pooled in rows:
+    for f1, roc_auc, pooled in rows:
         results.append(
             {
                 "clients/accuracy": np.array([0.8, 0.9]),
                 "clients/cohort": np.ones(2),
                 "clients/f1": np.array(f1) + add,
                 "clients/f1_received": np.array(f1) / 2,
-                "clients/roc_auc": np.array(auc),
+                "clients/roc_auc": np.array(roc_auc),
                 "rounds/accuracy_pooled": 0.85,
                 "rounds/f1_pooled": pooled + add,
                 "rounds/f1_received_pooled": pooled / 5,
@@ -207,6 +209,13 @@ def test_the_page_has_two_lines_a_metric(tmp_path: Path):
     assert lines[3] == ["F1, mean over clients", "0.5000 ± 0.0000 (2 seeds), 2 clients"]
     assert lines[4] == ["F1, pooled", "0.5000 ± 0.0000 (2 seeds)"]
     assert lines[5][1].endswith("1 client")
+
+
+def test_the_page_says_between_which_numbers_of_clients_seeds_have_a_value(tmp_path: Path):
+    paths = [run(tmp_path / "a", 0), run(tmp_path / "b", 1, auc=0.9)]
+    runs = [Run(path.name, record=load(path)) for path in paths]
+    lines = methods.by_metric(runs, [("fedavg", [0, 1])])
+    assert lines[5][1] == "0.7500 ± 0.0707 (2 seeds), 1 to 2 clients"
 
 
 def test_rounds_as_a_table_have_mean_deviation_and_pooled(tmp_path: Path):

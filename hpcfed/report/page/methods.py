@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.wording import count_noun, join_few
+from hpcfed.core.wording import count_noun, count_range, join_few
 from hpcfed.report import compare
 from hpcfed.report.cases import SEED, by_seed
 from hpcfed.report.measures import view_of
@@ -204,13 +204,13 @@ def by_group(runs: Sequence[Run]) -> list[tuple[str, list[list[str]]]]:
 def per_group(
     groups: Sequence[tuple[str, list[int]]], facts: Sequence[dict[str, Any]], key: str, name: str
 ) -> list[str]:
-    """Return a cell for each method, with the number of clients if not all have the metric."""
+    """Return a cell for each method, of means with the numbers of clients that have the metric."""
     cells = []
     for _, places in groups:
         present = [facts[i] for i in places if facts[i][key] is not None]
         cells.append(over_seeds([fact[key] for fact in present], name))
-        if key == "mean" and len({fact["clients"] for fact in present}) == 1:
-            cells[-1] += f", {count_noun(present[0]['clients'], 'client')}"
+        if key == "mean" and present:
+            cells[-1] += f", {count_range([fact['clients'] for fact in present], 'client')}"
     return cells
 
 
