@@ -51,6 +51,22 @@ def test_the_best_method_is_named_and_how_sure_that_is(tmp_path):
     assert result([*noisy, *better])[1].endswith("so the two cannot be told apart.")
 
 
+def test_a_difference_over_fewer_seeds_or_clients_than_the_means_says_so(tmp_path):
+    def of(name: str, method: str, by_seed: dict[int, list[float]]) -> list[Path]:
+        folder = tmp_path / name
+        return [
+            run(folder / f"{method}{seed}", values, seed=seed, method=method)
+            for seed, values in by_seed.items()
+        ]
+
+    fedavg = of("seeds", "fedavg", {0: [0.5], 1: [0.6], 2: [0.7]})
+    head, tail = result([*fedavg, *of("seeds", "apfl", {0: [0.4], 3: [0.99], 4: [0.99]})])
+    assert head.startswith("Of 2 methods APFL has the highest test accuracy: 0.7933 ")
+    assert tail.startswith("Over the seeds and clients that both have it is -0.1000 against FedAvg")
+    gaps = of("clients", "fedavg", {0: [0.5, 0.6]}) + of("clients", "apfl", {0: [0.6, np.nan]})
+    assert result(gaps)[1].startswith("Over the seeds and clients that both have it is +0.1000 ")
+
+
 def test_a_single_method_its_clients_and_other_data_have_sentences_of_their_own(tmp_path):
     one = run(tmp_path / "a", [0.5, 0.6, 0.9])
     assert result([one]) == [

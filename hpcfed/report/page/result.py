@@ -107,15 +107,18 @@ def margin(best: Method, second: Method, view: View) -> str:
         result = against(best, second, view)
     except ConfigError:
         return f"{best.label} and {second.label} cannot be compared client by client."
-    difference = f"{format_signed(result.difference, view)} against {second.label}, the next"
+    of_all = [float(np.mean(values_of(one, view))) for one in (best, second)]
+    alike = np.allclose(of_all, [result.mean, result.base], atol=0)
+    start = "That is" if alike else "Over the seeds and clients that both have it is"
+    difference = (
+        f"{start} {format_signed(result.difference, view)} against {second.label}, the next"
+    )
     if result.interval is None:
-        return (
-            f"That is {difference}; with {count_noun(result.seeds, 'seed')} there is no interval."
-        )
+        return f"{difference}; with {count_noun(result.seeds, 'seed')} there is no interval."
     low, high = result.interval
     interval = f"95 % interval {format_signed(low, view)} to {format_signed(high, view)}"
     units = f"{result.seeds} seeds" if result.seeds > 1 else "the clients of one seed"
-    return f"That is {difference} ({interval}, over {units}){verdict(result)}."
+    return f"{difference} ({interval}, over {units}){verdict(result)}."
 
 
 def verdict(result: Comparison) -> str:
