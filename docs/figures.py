@@ -122,8 +122,8 @@ READ = {  # how to read it, where the picture alone does not say
     "ranks": "Methods are ranked on each data set by their mean over clients and seeds, 1 is the "
     "best. Methods that a bar joins differ by less than Nemenyi's critical difference at 5 % "
     "(Demšar, 2006). Data sets are those that have a panel of their own in `learning`; methods "
-    "that are not on all of them are left out, and so are unfinished runs, which `hpcfed plot` "
-    "names.",
+    "that are not on all of them are left out, and so are unfinished runs; `hpcfed plot` names "
+    "both.",
     "phases": "All panels have one scale. *Other* is what no phase counts.",
     "memory": "Left the highest peak of each rank; right the peak so far, a line for the rank with "
     "the highest and a band down to the one with the lowest.",

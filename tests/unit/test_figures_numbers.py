@@ -265,7 +265,7 @@ def test_methods_are_ranked_over_data_sets_by_their_means(tmp_path):
     assert FIGURES["ranks"].load()(runs).axes[0].get_xlabel() == "mean rank on 3 data sets"
     with pytest.raises(ConfigError, match="on all data sets: 3, data sets: 1; give runs of 3"):
         ranks.numbers(runs[:6])
-    with pytest.raises(ConfigError, match="on all data sets: 2, data sets: 3"):
+    with pytest.raises(ConfigError, match=r"on all data sets: 2 \(not MOON\), data sets: 3"):
         ranks.numbers(runs[:-1][:-1])
 
 
@@ -291,6 +291,21 @@ def test_a_data_set_whose_metric_is_an_error_is_ranked_by_the_lowest(tmp_path):
         run.record.header["metrics"] = ["mse"]
         run.record.columns["clients/mse"] = np.full((1, 4), value)
     assert ranks.numbers([*runs, *errors]).mean == {"FedAvg": 1.0, "MOON": 2.0, "Local": 3.0}
+
+
+def test_methods_that_not_all_data_sets_have_are_named_below_the_ranks(tmp_path):
+    runs = [
+        run for data in ("digits", "mnist") for run in of_methods(tmp_path, data, (0.5, 0.9, 0.7))
+    ]
+    more = {"algorithm_name": "fedprox", "data_name": "mnist", "rounds": 1}
+    fedprox = one(tmp_path / "fedprox", [row([0.8] * 4, FOUR)], **more)
+    note = "not ranked, because a data set has no result of them: FedProx"
+    assert FIGURES["ranks"].load()([*runs, fedprox]).notes == (note,)
+    assert FIGURES["ranks"].load()(runs).notes == ()
+    with pytest.raises(
+        ConfigError, match=r"on all data sets: 2 \(not Local, FedProx\), data sets: 2"
+    ):
+        ranks.numbers([*runs[1:], fedprox])
 
 
 def test_unfinished_runs_are_not_ranked_and_a_note_names_them(tmp_path):

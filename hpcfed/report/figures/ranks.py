@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.wording import count_noun
+from hpcfed.core.wording import count_noun, join_few
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.curves import bare, in_words
 from hpcfed.report.figures.groups import Group, by_panel, groups
@@ -23,6 +23,7 @@ from hpcfed.results.columns import is_high, last
 from hpcfed.results.run import Run
 
 LEAST = 3  # methods of a picture
+FEW = 8  # methods that a message names
 LINE, ENDS = 0.16, 1.0  # inches of height: for each method, and for the axis
 
 
@@ -44,9 +45,11 @@ def numbers(runs: Sequence[Run]) -> Ranks:
     high = [is_high(bare(members[0].runs[0].drawn_metric)) for members in panels.values()]
     result = rank(means, high)
     if result.sets < 2 or len(result.mean) < LEAST:
+        absent = f" (not {join_few(result.absent, FEW)})" if result.absent else ""
         raise ConfigError(
-            f"ranks: methods that were evaluated on all data sets: {len(result.mean)}, data sets: "
-            f"{result.sets}; give runs of {LEAST} methods or more on each of two data sets or more"
+            f"ranks: methods that were evaluated on all data sets: {len(result.mean)}{absent}, "
+            f"data sets: {result.sets}; give runs of {LEAST} methods or more on each of two data "
+            "sets or more"
         )
     return result
 
@@ -67,8 +70,13 @@ def means_by_method(members: Sequence[Group]) -> dict[str, float]:
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw the mean ranks, and the bars of methods that cannot be told apart."""
     metrics = dict.fromkeys(in_words(run.drawn_metric) for run in runs if run.finished)
-    drawing = draw({" or ".join(metrics): numbers(runs)})
-    drawing.notes = left_out([run for run in runs if not run.finished])
+    result = numbers(runs)
+    drawing = draw({" or ".join(metrics): result})
+    absent = join_few(result.absent, FEW)
+    drawing.notes = (
+        *((f"not ranked, because a data set has no result of them: {absent}",) if absent else ()),
+        *left_out([run for run in runs if not run.finished]),
+    )
     return drawing
 
 
