@@ -9,6 +9,7 @@ The choice of rank tests follows Demšar (JMLR 7, 2006, sections 3.1 and 3.2).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ import numpy as np
 SURE = 0.95  # of a confidence interval
 DRAWS = 10_000  # of the bootstrap
 FEW = 13  # pairs up to which all 2 ** n signs are counted if ranks are tied
-PLACES = 12  # decimals: differences that are equal but for rounding are tied
+DIGITS = 12  # of the compared values: differences that are equal but for rounding are tied
 ENOUGH = 3  # seeds for an interval and a test over them
 RANKED = 6  # seeds from which the signed-rank test can give p < 0.05
 Interval = tuple[float, float]
@@ -28,9 +29,11 @@ class Paired:
     """Paired differences of a method from a baseline.
 
     by_seed: for each seed, the differences of its clients, [K].
+    scale: largest magnitude of the compared values; None: that of the differences.
     """
 
     by_seed: tuple[np.ndarray, ...]
+    scale: float | None = None
 
     @property
     def seeds(self) -> np.ndarray:
@@ -54,7 +57,8 @@ class Paired:
     @property
     def p(self) -> float | None:
         """p of the test over seeds; None if they are too few."""
-        return p_over_seeds(self.seeds) if len(self.by_seed) >= ENOUGH else None
+        enough = len(self.by_seed) >= ENOUGH
+        return p_over_seeds(self.seeds, magnitude(self.clients, self.scale)) if enough else None
 
     @property
     def effect(self) -> float | None:
@@ -63,34 +67,52 @@ class Paired:
         None if there are fewer than two clients, or all differ by the same.
         """
         clients = self.clients
-        spread = float(clients.std(ddof=1)) if len(clients) > 1 else 0.0
-        return float(clients.mean()) / spread if round(spread, PLACES) else None
+        if len(clients) < 2:
+            return None
+        spread = clients.std(ddof=1)
+        rounded = without_rounding(spread, magnitude(clients, self.scale))
+        return float(clients.mean() / spread) if rounded else None
 
     def counts(self, high: bool = True) -> tuple[int, int, int]:
         """Return the numbers of clients that are better, worse and equal.
 
         high: whether higher values are better.
         """
-        signs = self.clients.round(PLACES) * (1 if high else -1)
+        clients = without_rounding(self.clients, magnitude(self.clients, self.scale))
+        signs = clients * (1 if high else -1)
         return int((signs > 0).sum()), int((signs < 0).sum()), int((signs == 0).sum())
 
 
-def p_over_seeds(differences: np.ndarray) -> float:
+def magnitude(differences: np.ndarray, scale: float | None = None) -> float:
+    """Return the magnitude of the compared values, if it is given, or of their differences."""
+    return float(abs(differences).max(initial=0.0)) if scale is None else scale
+
+
+def without_rounding(differences: np.ndarray, scale: float) -> np.ndarray:
+    """Return differences in the first DIGITS digits of values up to this magnitude.
+
+    Values that are equal but for rounding then have equal differences, or the difference 0.
+    """
+    return np.round(differences, DIGITS - math.ceil(math.log10(scale)) if scale else DIGITS)
+
+
+def p_over_seeds(differences: np.ndarray, scale: float | None = None) -> float:
     """Return p of the two-sided test of the means of seeds.
 
     It is the signed-rank test from RANKED seeds on. That of fewer seeds cannot give p < 0.05, and
     so it is the paired t test, whose p is below 0.05 exactly if `t_interval` leaves out 0.
 
-    differences: [n], n >= 2, one for each seed.
+    differences: [n], n >= 2, one for each seed.  scale: as in `Paired`.
     """
-    return wilcoxon(differences) if len(differences) >= RANKED else t_test(differences)
+    test = wilcoxon if len(differences) >= RANKED else t_test
+    return test(differences, scale)
 
 
-def t_test(differences: np.ndarray) -> float:
+def t_test(differences: np.ndarray, scale: float | None = None) -> float:
     """Return p of the two-sided paired t test; 1 if all differences are 0."""
     from scipy import stats
 
-    rounded = differences.round(PLACES)
+    rounded = without_rounding(differences, magnitude(differences, scale))
     if np.ptp(rounded) == 0:
         return 0.0 if rounded.any() else 1.0
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
@@ -129,14 +151,14 @@ def bootstrap(differences: np.ndarray, seed: int) -> Interval:
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
-def wilcoxon(differences: np.ndarray) -> float:
+def wilcoxon(differences: np.ndarray, scale: float | None = None) -> float:
     """Return p of the two-sided signed-rank test.
 
     differences: [n]; the ranks of zeros are split between both signs, as in Demšar.
     """
     from scipy import stats
 
-    rounded = differences.round(PLACES)
+    rounded = without_rounding(differences, magnitude(differences, scale))
     distinct = rounded.all() and len(np.unique(abs(rounded))) == len(rounded)
     # inf: all signs
     tied = stats.PermutationMethod(n_resamples=np.inf) if len(rounded) <= FEW else "asymptotic"

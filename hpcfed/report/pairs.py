@@ -57,6 +57,7 @@ class Pair:
 
     mean, base: means over the clients of both.
     clients: [K], differences of these clients; empty for a number that is not of clients.
+    largest: largest magnitude of the values of both.
     lone: number of clients with a value in only one of the runs.
     """
 
@@ -64,6 +65,7 @@ class Pair:
     mean: float
     base: float
     clients: np.ndarray
+    largest: float
     lone: int = 0
 
     @property
@@ -136,7 +138,7 @@ def pair(ours: Run, theirs: Run, view: View, anyway: bool = False) -> Pair:
         if mean is None or base is None:
             absent = ours if mean is None else theirs
             raise UnpairedError(f"--value {view.value} is not recorded in {absent.name}")
-        return Pair(ours.fields[SEED], mean, base, np.empty(0))
+        return Pair(ours.fields[SEED], mean, base, np.empty(0), max(abs(mean), abs(base)))
     mine, other = view.measure.each(ours.record), view.measure.each(theirs.record)
     both = sorted(mine.keys() & other.keys())
     if not both:
@@ -144,9 +146,8 @@ def pair(ours: Run, theirs: Run, view: View, anyway: bool = False) -> Pair:
             f"--value {view.value}: no client has it in both {ours.name} and {theirs.name}"
         )
     a, b = (np.array([each[k] for k in both]) for each in (mine, other))
-    return Pair(
-        ours.fields[SEED], float(a.mean()), float(b.mean()), a - b, len(mine.keys() ^ other.keys())
-    )
+    largest, lone = float(abs(np.array([a, b])).max()), len(mine.keys() ^ other.keys())
+    return Pair(ours.fields[SEED], float(a.mean()), float(b.mean()), a - b, largest, lone)
 
 
 def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
@@ -267,11 +268,12 @@ def against(one: Method, base: Method, view: View, anyway: bool = False) -> Comp
     mean, other = (
         float(np.mean([getattr(pair, name) for pair in seed_pairs])) for name in ("mean", "base")
     )
-    paired = Paired(tuple(one.differences for one in seed_pairs))
+    scale = max(one.largest for one in seed_pairs)
+    paired = Paired(tuple(one.differences for one in seed_pairs), scale)
     interval, p = paired.interval, paired.p
     if len(seed_pairs) == 1 and len(paired.clients) > 1:
         interval = differences.bootstrap(paired.clients, seed_pairs[0].seed)
-        p = differences.wilcoxon(paired.clients)
+        p = differences.wilcoxon(paired.clients, scale)
     of_clients = all(len(one.clients) for one in seed_pairs)
     effect = paired.effect if of_clients else None
     counts = paired.counts(view.measure.high)

@@ -111,6 +111,29 @@ def test_six_seeds_are_compared_by_ranks_and_fewer_by_t():
     assert Paired(tuple(each[:5, None])).p == t_test(each[:5])
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-14, 1e14])
+def test_the_unit_of_a_metric_changes_no_test(unit):
+    each = np.array([0.21, 0.24, 0.19, 0.3, -0.2, 0.25])
+    one, other = (tuple(np.array([x, 1.1 * x]) for x in scale * each) for scale in (1.0, unit))
+    for n in (3, 6):
+        want, paired = Paired(one[:n]), Paired(other[:n])
+        assert paired.p == pytest.approx(want.p, rel=1e-9) and want.p < 1
+        assert paired.effect == pytest.approx(want.effect, rel=1e-9)
+        assert paired.counts() == want.counts()
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-14, 1e14])
+def test_values_that_are_equal_but_for_rounding_are_equal_in_any_unit(unit, tmp_path):
+    paired = Paired(tuple(np.array([x]) for x in (1e-17 * unit, -1e-17 * unit, 0.0)), scale=unit)
+    assert paired.p == 1.0 and paired.effect is None and paired.counts() == (0, 0, 3)
+    runs = [
+        run(tmp_path / f"{method}{seed}", values, seed=seed, method=method)
+        for seed in range(3)
+        for method, values in (("local", [0.3 * unit]), ("fedavg", [(0.1 + 0.2) * unit]))
+    ]
+    assert squeezed(lines(compare(runs))[4]).endswith(" 1.0000 3 seeds 0 / 0 / 3")
+
+
 def test_holm_multiplies_the_smallest_by_all_and_the_others_by_the_remaining_number():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
