@@ -16,11 +16,11 @@ from hpcfed.results.columns import (
     at_the_end,
     best_mean,
     column,
+    evaluated_rounds,
     format_number,
     is_high,
     is_share,
     main_metric,
-    rounds_with_values,
     title_metric,
 )
 from hpcfed.results.groups import PHASES as GROUP_PHASES
@@ -258,11 +258,15 @@ def best_round(metric: str, record: Record) -> Numbers:
 
 
 def lately(metric: str, n: int, record: Record) -> Numbers:
-    """Return mean and deviation over the last n evaluated rounds, of means and deviations."""
+    """Return mean and deviation over the last n evaluated rounds, of means and deviations.
+
+    Rounds in which the metric is undefined are left out; both are None if these are all.
+    """
     name = f"clients/{metric}"
-    rounds = rounds_with_values(record, name)[-n:]
+    rounds = evaluated_rounds(record, name)[-n:]
     rows = [summary_statistics(row) for row in column(record, name)[rounds]]
-    if len(rows) < n:
+    rows = [row for row in rows if row["mean"] is not None]
+    if len(rounds) < n or not rows:
         return None, None
     stds = [row["std"] for row in rows if row["std"] is not None]
     return float(np.mean([row["mean"] for row in rows])), float(np.mean(stds)) if stds else None
@@ -277,7 +281,7 @@ def each_last(names: Sequence[str], record: Record, n: int = 1) -> dict[int, flo
         if name.startswith("final/"):
             values = at_the_end(record, name)
         else:
-            rounds = rounds_with_values(record, name)
+            rounds = evaluated_rounds(record, name)
             values = mean_by_client(record, name, rounds[-n:] if len(rounds) >= n else ())
         if values:
             return values

@@ -10,6 +10,8 @@ from hpcfed.storage.columns import PHASES
 from hpcfed.storage.record import Record
 from hpcfed.tasks import described
 
+# endings of the columns of other scores than those of own models after local training
+SCORED = ("_before", "_received", "_unseen", "_validation")
 FAR = 1e30  # virtual seconds; more cannot be drawn and have no meaning
 
 
@@ -88,12 +90,13 @@ def metric_by_client(record: Record, name: str) -> np.ndarray:
 
 
 def last(record: Record, name: str) -> np.ndarray:
-    """Return the last row of a column [T, K] in which any client was evaluated.
+    """Return the row of a column [T, K] of the last round in which any client was evaluated.
 
-    All values are nan if there is none. With more than 10,000 clients a row has only those that
-    took part or were evaluated, in the order of `clients/id`.
+    All values are nan if there is none, or if the metric is undefined in that round. With more
+    than 10,000 clients a row has only those that took part or were evaluated, in the order of
+    `clients/id`.
     """
-    t = rounds_with_values(record, name)
+    t = evaluated_rounds(record, name)
     return (
         column(record, name)[t[-1]]
         if len(t)
@@ -116,10 +119,24 @@ def architectures(record: Record) -> np.ndarray:
 
     These are all clients, or with more than 10,000 clients those of the row.
     """
-    kinds, t = np.array(record.header["architectures"]), rounds_with_values(record)
+    kinds, t = np.array(record.header["architectures"]), evaluated_rounds(record)
     if not len(t) or "clients/architecture" not in record.columns:
         return kinds
     return kinds[np.nan_to_num(record.columns["clients/architecture"][t[-1]]).astype(int)]
+
+
+def evaluated_rounds(record: Record, name: str = "") -> np.ndarray:
+    """Return the rounds, from 0, in which the models of a metric's column [T, K] were scored.
+
+    In such a round a client has a value in it or, because the metric may be undefined, the main
+    metric or the loss of these models.
+    name: of the column; by default that of the main metric.
+    """
+    main = main_metric(record)
+    phase = next((phase for phase in SCORED if name.endswith(phase)), "")
+    names = {name or f"clients/{main}", f"clients/{main}{phase}", f"clients/loss{phase}"}
+    scored = [np.isfinite(record.columns[n]).any(1) for n in names if n in record.columns]
+    return np.flatnonzero(np.any(scored, axis=0)) if scored else np.empty(0, dtype=int)
 
 
 def rounds_with_values(record: Record, name: str = "") -> np.ndarray:

@@ -25,12 +25,12 @@ from hpcfed.results.columns import (
     by_round,
     client_names,
     column,
+    evaluated_rounds,
     faults,
     format_metric,
     last,
     main_metric,
     metrics,
-    rounds_with_values,
     title_metric,
 )
 from hpcfed.results.one_class import one_class
@@ -216,7 +216,7 @@ def metric(record: Record, name: str) -> dict[str, Any]:
 
 def last_pooled(record: Record, name: str) -> float | None:
     """Return a metric over all test examples in the last evaluated round; None if there is none."""
-    return number(by_round(record, f"{name}_pooled")[rounds_with_values(record)])
+    return number(by_round(record, f"{name}_pooled")[evaluated_rounds(record)])
 
 
 def number(values: np.ndarray) -> float | None:

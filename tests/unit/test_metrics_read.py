@@ -126,6 +126,28 @@ def test_a_measure_is_of_the_metric_that_is_asked_for(value: str, want: tuple, t
     assert measure(value, "f1").of(load(run(tmp_path / "run"))) == want
 
 
+@pytest.mark.parametrize("scored", ["accuracy", "loss"])
+def test_a_metric_that_is_undefined_in_the_last_round_is_not_that_of_an_earlier_one(
+    scored: str, tmp_path: Path
+):
+    names, auc = ["accuracy", "roc_auc"], ([0.1, 0.3], [NAN, NAN])
+    about = {"job": job(), "ranks": 1, "architectures": ["mlp", "cnn"], "ended": "finished"}
+    results = Results(tmp_path, about | {"metrics": names}, {})
+    for values in auc:
+        row = {f"clients/{scored}{phase}": np.array([0.5, 0.7]) for phase in ("", "_before")}
+        row |= {f"clients/roc_auc{phase}": np.array(values) for phase in ("", "_before")}
+        results.append(row | {"rounds/roc_auc_pooled": values[0]})
+    results.finish()
+    record = load(tmp_path)
+    for value in ("last", "before", "pooled", "last:1"):
+        one = measure(value, "roc_auc")
+        assert one.of(record) == (None, None) and not (one.each and one.each(record))
+    assert measure("last:2", "roc_auc").of(record) == (0.2, pytest.approx(0.1))
+    assert measure("last:2", "roc_auc").each(record) == {0: 0.1, 1: 0.3}
+    assert measure("last:3", "roc_auc").of(record) == (None, None)
+    assert measure("best", "roc_auc").of(record)[0] == 0.2
+
+
 @pytest.mark.parametrize(
     ("value", "want"),
     [  # of the clients' F1 of 0.4 and 0.6

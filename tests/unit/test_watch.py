@@ -38,7 +38,8 @@ def drawn(*paths: Path, width: int = 100, height: int = 50) -> str:
 
 def test_a_view_has_the_evaluated_rounds_and_the_last_state_of_clients_and_ranks(tmp_path):
     writer = records.run(tmp_path, 2, total=5)
-    writer.append(records.row(3, 4, 2, clients__accuracy=np.full(4, np.nan)))
+    nothing = np.full(4, np.nan)
+    writer.append(records.row(3, 4, 2, clients__accuracy=nothing, clients__loss=nothing))
     writer.finish()
     [view] = views([tmp_path])
     want = load(tmp_path).columns["clients/accuracy"]

@@ -25,6 +25,7 @@ from hpcfed.results.columns import (
     title_metric,
 )
 from hpcfed.results.run import Run
+from hpcfed.results.summary import summary_statistics
 from hpcfed.results.trained.export import numbers
 
 if TYPE_CHECKING:
@@ -143,12 +144,14 @@ def sentences(cases: Mapping[str, Sequence[Run]], k: int, metric: str) -> list[s
     if not finite:
         return [f"No {title_metric(metric)} of this client was recorded."]
     best = (max if is_high(metric) else min)(finite, key=lambda label: finite[label])
-    everyone = np.mean([np.nanmean(last(r.record, f"clients/{metric}")) for r in cases[best]])
+    rows = (summary_statistics(last(run.record, f"clients/{metric}")) for run in cases[best])
+    everyone = [row["mean"] for row in rows if row["mean"] is not None]
+    mean = format_metric(metric, float(np.mean(everyone)) if everyone else None)  # "-" for None
     among = f", the best of {len(finite)} methods for it," if len(finite) > 1 else ""
     return [
         f"With {best}{among} this client has a test {title_metric(metric)} of "
         f"{format_metric(metric, finite[best])}.",
-        f"The mean over all clients is {format_metric(metric, float(everyone))}.",
+        f"The mean over all clients is {mean}.",
     ]
 
 
