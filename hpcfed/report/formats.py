@@ -17,6 +17,7 @@ TEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    **{c: f"${c}$" for c in "<>|"},
     **{c: f"\\{c}" for c in "&%$#_{}"},
 }
 

@@ -8,6 +8,7 @@ import pytest
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.compare import compare
 from hpcfed.report.differences import Paired, bootstrap, holm, t_interval, t_test, wilcoxon
+from hpcfed.report.formats import tex
 from hpcfed.report.table import table
 from hpcfed.storage.record import load
 from hpcfed.storage.results import Results
@@ -182,6 +183,12 @@ def test_two_seeds_are_too_few_for_an_interval_or_a_test(tmp_path):
     )
     assert squeezed(lines(text)[4]) == "FedAvg 0.4500 -0.0500 -0.87 2 seeds 0 / 2 / 2"
     assert "need 3 of them" in text
+
+
+def test_signs_of_comparison_and_bars_are_mathematics_in_latex(tmp_path):
+    runs = [*seeds(tmp_path, "local", [0.5] * 3), *seeds(tmp_path, "fedavg", [0.6] * 3)]
+    assert r" & $<$ 0.0001 & " in compare(runs, format="latex")
+    assert tex("a|b > c") == "a$|$b $>$ c"  # which are other signs in text of LaTeX
 
 
 def test_several_methods_against_one_are_corrected(tmp_path):
