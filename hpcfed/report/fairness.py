@@ -28,8 +28,10 @@ def spread(values: np.ndarray, high: bool) -> float:
 def jain(values: np.ndarray, high: bool) -> float:
     """Return Jain's index, (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has everything.
 
-    It is nan if all values are 0.
+    It is nan if all values are 0, or one is negative.
     """
+    if values.min() < 0:
+        return float("nan")
     squares = float(len(values) * np.square(values).sum())
     return float(values.sum()) ** 2 / squares if squares else float("nan")
 
@@ -37,8 +39,10 @@ def jain(values: np.ndarray, high: bool) -> float:
 def gini(values: np.ndarray, high: bool) -> float:
     """Return Gini's coefficient, sum_ij |x_i - x_j| / (2 n^2 mean): 0 if all are equal.
 
-    It is nan if the mean is not positive.
+    It is nan if all values are 0, or one is negative.
     """
+    if values.min() < 0:
+        return float("nan")
     n, mean = len(values), float(values.mean())
     ranks = 2 * np.arange(1, n + 1) - n - 1
     return float((ranks * np.sort(values)).sum()) / (n * n * mean) if mean > 0 else float("nan")

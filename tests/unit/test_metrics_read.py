@@ -181,6 +181,11 @@ def test_equal_clients_are_equally_served():
     assert np.isnan(gini(np.zeros(3), True)) and np.isnan(jain(np.zeros(3), True))
 
 
+def test_jain_and_gini_of_negative_values_are_undefined():
+    kappas = np.array([-0.1, 0.5, 0.6])
+    assert np.isnan(gini(kappas, True)) and np.isnan(jain(kappas, True))
+
+
 def test_a_metric_is_refused_if_it_is_unknown_or_not_part_of_the_value():
     with pytest.raises(ConfigError, match="--metric: no metric 'f2'(.|\\n)*hpcfed list metrics"):
         measure("last", "f2")
