@@ -340,6 +340,16 @@ def test_an_unfinished_seed_beside_finished_ones_is_a_curve_of_its_own(tmp_path,
     assert [curve.seeds for curve in lines.values()] == [2, 1]
 
 
+@pytest.mark.parametrize("figure", ["curves", "learning"])
+def test_a_curve_that_ends_with_its_shortest_seed_has_a_note(tmp_path, figure):
+    runs = with_a_failed_seed(tmp_path)
+    runs[2].record.header["early"] = "the validation loss has not fallen for 1 evaluation"
+    assert FIGURES[figure].load()(runs).notes == (
+        "FedClassAvg is drawn up to round 1, the last that all 3 seeds have, of up to 3",
+    )
+    assert FIGURES[figure].load()(runs[:2]).notes == ()
+
+
 def test_last_rounds_of_unfinished_seeds_are_left_out_with_a_note(tmp_path):
     runs = with_a_failed_seed(tmp_path)
     note = (f"left out: {runs[2].name}: 1 of 3 rounds are done",)

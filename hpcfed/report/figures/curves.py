@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any
@@ -140,6 +140,21 @@ def by_line(runs: Sequence[Run]) -> list[Group]:
     return [replace(g, label=f"{g.label}; {g.panel}") if several else g for g in lines]
 
 
+def cut_notes(all_groups: Iterable[Group]) -> tuple[str, ...]:
+    """Return a note for each curve that lacks the last rounds of some of its seeds.
+
+    A seed may have ended early (evaluate.patience), and the mean is over the rounds that all have.
+    """
+    several = (group for group in all_groups if len(group.runs) > 1)
+    ends = {group: [run.record.rounds for run in group.runs] for group in several}
+    return tuple(
+        f"{group.label} is drawn up to round {min(rounds)}, the last that all {len(rounds)} seeds "
+        f"have, of up to {max(rounds)}"
+        for group, rounds in ends.items()
+        if min(rounds) < max(rounds)
+    )
+
+
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw mean accuracy, or another metric, with a panel for each x axis and a line for each case.
 
@@ -170,6 +185,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     else:
         heading = plotting.plain(short(title(runs[0].record), 100))
         drawing.suptitle(heading, fontsize=plotting.LETTERS)
+    drawing.notes = cut_notes(of)
     return drawing
 
 

@@ -84,4 +84,5 @@ def over(axis: Axis, pairs: list[tuple[Group, Curve]]) -> Figure:
             metric = pairs[0][0].runs[0].drawn_metric
             ax.set_ylabel(curves.y(most, metric, list(of.values())), fontsize=plotting.LETTERS)
     plotting.legend(drawing, looks)
+    drawing.notes = curves.cut_notes(curves.by_line([run for group in of for run in group.runs]))
     return drawing
