@@ -76,9 +76,13 @@ def choose_values(runs: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run]
         named = found_name(tried[best][0], others)
         text = ", ".join(f"{f} = {v}" for f, v in zip(fields, best, strict=True) if v) or "none"
         open_ = len(tried) - len(done)
+        seeds = {values: len({run.at([SEED]) for run in tried[values]}) for values in done}
+        n, most = seeds[best], max(seeds.values())
+        fewer = f"; by {count_noun(n, 'seed')}, others have up to {most}" if n < most else ""
         notes.append(
             f"{named + ': ' if key and named else ''}{text}, of {count_noun(len(tried), 'choice')}"
             f"{f'; {open_} not finished' if open_ else ''}"
+            f"{fewer}"
         )
     return chosen, notes
 

@@ -265,6 +265,15 @@ def test_a_table_takes_the_values_with_the_best_validation_score_not_the_best_te
         assert claim in words
 
 
+def test_a_choice_says_if_it_has_fewer_seeds_than_others(tmp_path):
+    for seed, lr, validation in ((0, 0.01, 0.8), (0, 0.1, 0.6), (1, 0.1, 0.7)):
+        finish(tmp_path / f"{lr}{seed}", validation, 0.5, local_lr=lr, seed=seed)
+    words = table(sorted(tmp_path.iterdir()), choose="local.lr")
+    assert "local.lr = 0.01, of 2 choices; by 1 seed, others have up to 2" in words
+    finish(tmp_path / "again", 0.8, 0.5, local_lr=0.01, seed=1)
+    assert "others have" not in table(sorted(tmp_path.iterdir()), choose="local.lr")
+
+
 def test_ranks_and_version_of_runs_do_not_split_a_choice(tmp_path):
     for seed, version in ((0, "0.1.0"), (1, "0.2.0")):
         for lr, validation, ranks in ((0.01, 0.8, 1), (0.1, 0.6 + 0.25 * seed, 2)):
