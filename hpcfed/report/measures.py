@@ -348,6 +348,16 @@ def usual_metric(records: Iterable[Record | None]) -> str:
     return names.pop() if len(names) == 1 and names <= METRICS.keys() else "accuracy"
 
 
+def check_group(value: str, records: Iterable[Record | None]) -> None:
+    """Raise ConfigError for a group of test examples that is not among those of these runs."""
+    names = {name for record in records if record for name in record.header.get("groups", [])}
+    start, _, group = value.partition(":")
+    if start.endswith("group") and group and names and group not in names:
+        raise ConfigError(
+            f"--value {value}: {unknown('group', group, names, 'hpcfed summary RUN')}"
+        )
+
+
 @dataclass(frozen=True)
 class View:
     """The number that is shown, and its format.
@@ -391,7 +401,10 @@ def view_of(
     """Return the view of a table of these runs.
 
     value, metric: as asked for; None for the default.
+    Raises ConfigError for unknown ones, and for a group that none of these runs has.
     """
+    records = list(records)
+    check_group(value or "", records)
     if metric is None and value not in (*FLOWS, "accuracy"):
         metric = usual_metric(records)
     if metric in (None, "accuracy"):

@@ -145,6 +145,8 @@ def test_results_summary_table_and_page_show_the_groups():
     assert measure("group_gap", "brier").high is False
     assert measure("received_group:X").of(record) == (None, None)
     assert f"{women.value:.4f}" in table([run()], value="group:F")
+    with pytest.raises(ConfigError, match="no group 'Nope'\n  valid: F, M, no value"):
+        table([run()], value="received_group:Nope")
     caption, lines = by_group(find([run()]))[0]
     assert caption == "By sex: F, M, no value" and lines[0] == ["metric", "F", "M", "no value"]
     assert lines[1] == ["accuracy", *(values["accuracy", g].text for g in lines[0][1:])]
