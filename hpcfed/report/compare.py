@@ -159,7 +159,8 @@ def result(groups: list[Method], base: Method, view: View, anyway: bool = False)
         raise ConfigError(
             f"compare: all runs are {base.label}; give runs that differ in more than their seed"
         )
-    return Result(base, *compare_all(groups, base, view, anyway), view)
+    comparisons, unpaired = compare_all(groups, base, view, anyway)
+    return Result(base, comparisons, unpaired, view)
 
 
 def find_baseline(groups: list[Method], baseline: str) -> Method | None:
