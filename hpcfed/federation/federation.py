@@ -524,7 +524,8 @@ class Federation:
         for transform in self.transforms:
             value, size = transform.download(self, client, value)
             bytes_ = bytes_ if size is None else size
-        self.tallies[client.id].down += nbytes(value) if bytes_ is None else bytes_
+        extra = sum(transform.extra_download for transform in self.transforms)
+        self.tallies[client.id].down += extra + (nbytes(value) if bytes_ is None else bytes_)
         return row_major(value)
 
     def mean(

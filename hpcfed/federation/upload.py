@@ -136,6 +136,7 @@ class Transform:
     It changes nothing by default. What it keeps of a client from round to round is in
     `client.memory`, never in its own fields: a trial uses the same object for other clients.
     keeps_state: whether it keeps anything. Then clients are not trained several at once.
+    extra_download: bytes that a client receives beside each value that the server sends.
 
     A complete one, noise on the float32 values that clients send; weights of means, numbers of
     other types, and statistics of batch normalisation stay:
@@ -165,6 +166,7 @@ class Transform:
     """
 
     keeps_state = True
+    extra_download = 0
 
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
         """Return what the server receives of a client's upload (`Upload.changed`).

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from hpcfed.core import rng
 from hpcfed.core.averaging import Quotients
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params, Per
-from hpcfed.core.payload import nbytes
 from hpcfed.federation.sealed import MeanRule, Sealed
 from hpcfed.federation.transforms.bounded import (
     ROUNDED,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.federation.upload import Upload
 
-T = TypeVar("T")
+BOUND = 4  # bytes of the bound, which adaptive clipping sends
 BIT = "privacy.bit"  # part of an upload that tells whether the client's vector is within the bound
 
 
@@ -68,6 +67,7 @@ class CentralBound(Bound):
         layers = privacy.clipping == "layers"
         super().__init__(privacy.clip, privacy.cap, layers, privacy.count_scale)
         self.adaptive = privacy.clipping == "adaptive"
+        self.extra_download = BOUND if self.adaptive else 0
 
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
         rule = fed.rule
@@ -85,10 +85,6 @@ class CentralBound(Bound):
     def bounded(self, fed: Federation, weight: float) -> float:
         """Return a weight in examples, or 1; the rule knows the cap."""
         return min(weight, self.cap) if self.cap else super().bounded(fed, weight)
-
-    def download(self, fed: Federation, client: Client, value: T) -> tuple[T, int | None]:
-        """Count the bound, which a client receives with each value of the server's."""
-        return value, nbytes(value) + 4 if self.adaptive else None
 
 
 def check_weight(fed: Federation, client: Client, weight: Any) -> None:
