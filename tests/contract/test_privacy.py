@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.algorithms.trial import check_privacy
+from hpcfed.algorithms.trial import check_privacy, measure
 from hpcfed.clients.selection import Choice
 from hpcfed.comm import Serial
 from hpcfed.config.selection import Selection
@@ -126,6 +126,35 @@ def test_a_private_run_has_the_same_bits_on_any_ranks_and_after_resume(
     again = toy.run(Serial(), job, resume=tmp_path)
     assert toy.differences(again.state, want.state) == []
     assert toy.differences(again.rows, want.rows[2:]) == []
+
+
+# Bytes
+
+INT8 = ("--compression.min_size", "1", "--compression.down", "int8")
+
+
+def test_the_bound_of_adaptive_clipping_is_four_bytes_beside_an_encoded_download():
+    words = (*MLP, *ALL, *UNIFORM, *INT8)
+    plain = toy.run(Serial(), toy.job("fedavg", *words))
+    adaptive = (*CENTRAL, *NOISE, *RDP, "--privacy.clipping", "adaptive")
+    rounds = toy.start(Serial(), toy.job("fedavg", *words, *adaptive))
+    down = np.stack([rounds.step()[0]["clients/down"] for _ in range(4)])
+    assert np.array_equal(down, plain.column("down") + 4)
+    announced = [measure(rounds.fed).traffic(k)[0] for k in range(6)]
+    assert announced == down[-1].tolist()
+
+
+@pytest.mark.parametrize("codec", ["int8", "float16", "top-k"])
+def test_bytes_do_not_tell_which_classes_a_client_has(codec: str):
+    """Means by class are complete tensors, whatever a codec makes of the rows of a client."""
+    words = (*MLP, *ALL, *CENTRAL, *NOISE, *RDP)
+    plain = toy.run(Serial(), toy.job("fedproto", *words)).column("up")
+    encoded = ("--compression.by", codec, "--compression.min_size", "1")
+    rounds = toy.start(Serial(), toy.job("fedproto", *words, *encoded))
+    up = np.stack([rounds.step()[0]["clients/up"] for _ in range(4)])
+    assert np.array_equal(up, plain)
+    assert len(set(plain.ravel().tolist())) == 1
+    assert [measure(rounds.fed).traffic(k)[1] for k in range(6)] == up[-1].tolist()
 
 
 # Noise

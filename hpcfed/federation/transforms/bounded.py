@@ -22,6 +22,7 @@ from hpcfed.comm.exact import HostRows
 from hpcfed.core.averaging import Quotients, Row, weight_shape, zero_pad_tensor
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params, Per, Term
+from hpcfed.core.payload import nbytes
 from hpcfed.federation.sealed import MeanRule, Sealed
 from hpcfed.federation.upload import Transform, Upload
 
@@ -65,7 +66,9 @@ class Completing(Transform):
                 raise sends_pieces(fed)
             if pieces:
                 parts[name] = Mean(tuple(self._fill(fed, term) for term in mean.terms))
-        return upload.changed(parts) if parts else upload
+        # not those of rows that compression has encoded, which tell how many there are
+        sizes = {name: nbytes(part) for name, part in parts.items()}
+        return upload.changed(parts, sizes=sizes) if parts else upload
 
     def _fill(self, fed: Federation, term: Term) -> Term:
         """Return a term of complete tensors."""
