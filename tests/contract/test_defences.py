@@ -10,7 +10,10 @@ from hpcfed.algorithms.widths.tiers import tier_shares
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.config.methods import ALGORITHMS, kind_of
+from hpcfed.core import payload
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
+from hpcfed.federation.transforms.defence import robust_mean
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -53,6 +56,68 @@ def test_updates_of_no_length_leave_the_model_as_it_is(method: str):
     after = rounds.algorithm.model(rounds.state).pick(rounds.fed.trainable)
     for name, value in after.items():
         assert torch.allclose(value, before[name], rtol=0, atol=1e-5), name
+
+
+def compared_in(settings) -> list[tuple[set[str], set[str]]]:
+    """The tensors of each mean of a run that a rule compares, and those that it does not."""
+    means, rounds = [], toy.start(Serial(), settings)
+
+    def note(values: robust_mean.OneMean) -> Params:
+        means.append((set(values.compared), set(values.keep) - values.compared))
+        return compute(values)
+
+    compute = robust_mean.OneMean.compute
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(robust_mean.OneMean, "compute", note)
+        rounds.step()
+    return means
+
+
+def test_tensors_that_the_server_names_in_its_own_way_are_compared_too():
+    """But not a number that clients send beside them, nor statistics of batch normalisation."""
+    exits = "exits.4.body.last.0.weight", "exits.4.head.weight", "exits.2.head.weight"
+    rows = (
+        ("depthfl", ("--models.mix", "resmlp-2,resmlp-4"), exits, ()),
+        ("pfedbayes", (), ("head.weight", "rho/head.weight"), ("body.1.running_mean",)),
+        ("fednova", (), ("head.weight",), ("gradients", "body.1.running_var")),
+    )
+    for method, flags, compared, others in rows:
+        ((inside, outside),) = compared_in(job(method, ("norm-bound",), *flags))
+        assert inside.issuperset(compared), method
+        assert outside.issuperset(others), method
+
+
+def test_a_bound_on_lengths_that_nothing_exceeds_is_the_mean_in_all_tensors():
+    for method, mix in (("depthfl", "resmlp-2,resmlp-4"), ("pfedbayes", "mlp")):
+        models = []
+        for defence in ((), ("--defence.by", "norm-bound", "--defence.clip", "1e9")):
+            words = (*SHORT, *ALL, "--models.mix", mix, *defence)
+            rounds = toy.start(Serial(), toy.job(method, *words))
+            rounds.step()
+            models.append(rounds.algorithm.model(rounds.state))
+        for name, value in models[0].items():
+            assert torch.allclose(value, models[1][name], rtol=1e-5, atol=1e-6), (method, name)
+
+
+def test_centred_clipping_begins_with_no_update_where_the_server_has_nothing_yet():
+    """Nobody has sent anything before the first round, so that the old value is nan."""
+    rule = ("centred-clipping", "--defence.clip", "0.1", "--rounds", "2")
+    for method in ("feddf", "fedsynth"):
+        rounds = toy.start(Serial(), job(method, rule))
+        for _ in range(2):
+            rounds.step()
+        assert all(value.isfinite().all() for value in tensors_of(rounds.state)), method
+
+
+def test_the_noise_of_flame_leaves_no_negative_variance_to_draw_models_from():
+    for flags in ((), ("--algorithm.posterior", "directions")):
+        rounds = toy.start(Serial(), job("fedbe", ("flame", "--defence.noise", "1"), *flags))
+        rounds.step()
+        assert all(value.isfinite().all() for value in tensors_of(rounds.state)), flags
+
+
+def tensors_of(state) -> list[torch.Tensor]:
+    return [value for _, value in payload.tensors(state)]
 
 
 @pytest.mark.parametrize("rule", ["median", "krum", "geometric-median", "norm-bound"])

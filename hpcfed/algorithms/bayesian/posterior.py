@@ -58,11 +58,13 @@ def draw(fed: Federation, mean: Params, variance: Params, scale: float, t: int, 
     """Draw sample i of round t from the Gaussian with this mean and variance.
 
     scale: factor of the standard deviation.
-    The sample is the same on all ranks.
+    The sample is the same on all ranks. Noise of a defence may have made a variance negative, which
+    then counts as 0.
     """
     g = rng.torch_stream(fed.seed, "posterior", t, i)
     noise = {n: torch.randn(v.shape, generator=g).to(v) for n, v in mean.items()}
-    return Params({n: v + scale * variance[n].sqrt() * noise[n] for n, v in mean.items()})
+    std = variance.map(lambda v: v.clamp(min=0).sqrt())
+    return Params({n: v + scale * std[n] * noise[n] for n, v in mean.items()})
 
 
 def mixtures(

@@ -175,9 +175,11 @@ class OneMean:
         """Collective.  terms: of this rank's clients, with their ids."""
         self.fed, self.call, self.keep, self.per = fed, call, keep, per
         self.settings, self.rule = defence.settings, defence.rule
-        self.server = self.rule.server(fed, keep, defence.last.get(call, keep * 0.0))
+        # old values are nan where nobody has sent any yet
+        last = defence.last.get(call) or keep.map(torch.zeros_like)
+        self.server = self.rule.server(fed, keep, last)
         self.values = SideBySide(fed, terms, keep, per)
-        trained = [name for name in keep if fed.trainable(name)]
+        trained = [name for name in keep if is_trained(fed, name)]
         models = [name for name in keep if not name.endswith(STATISTICS)]  # one for each kind
         self.compared = frozenset(trained or models or keep)
         self.pairs = self.rule.pairs or self.settings.bucket > 1  # lengths of groups need pairs too
@@ -496,6 +498,16 @@ class OneMean:
             key = ("defence", self.fed.moment, self.call, name)
             result += choice.noise * gaussian(self.fed.seed, *key, start=begin, n=len(old))
         return result
+
+
+def is_trained(fed: Federation, name: str) -> bool:
+    """Return whether clients train the tensor that the server has under this name.
+
+    It may have a prefix there, as that of an exit, "exits.4.head.weight", or of deviations,
+    "rho/head.weight".
+    """
+    starts = [0, *(i + 1 for i, character in enumerate(name) if character in "./")]
+    return any(fed.trainable(name[start:]) for start in starts)
 
 
 def weight_of(term: Term, names: Sequence[str]) -> float:
