@@ -58,6 +58,14 @@ def test_the_median_of_four_is_the_mean_of_the_two_in_the_middle():
     assert Median().combine(FIVE[:4], np.ones((4, 1)), ONE) == [1.5]
 
 
+@pytest.mark.parametrize("weight", [1 / 6, 0.1, 1 / 3, 7 / 11, 1e-30])
+def test_rounded_sums_of_equal_weights_leave_the_median_in_the_middle(weight: float):
+    """Six times a sixth is not 1 in floating-point numbers."""
+    for n in range(2, 60):
+        values, weights = np.arange(float(n))[:, None], np.full((n, 1), weight)
+        assert Median().combine(values, weights, ONE) == [(n - 1) / 2], n
+
+
 def test_a_weighted_median_has_half_of_the_weight_on_each_side():
     weights = np.array([[1.0], [1.0], [1.0], [1.0], [5.0]])
     assert Median().combine(FIVE, weights, ONE) == [100.0]

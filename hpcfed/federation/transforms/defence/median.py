@@ -29,7 +29,9 @@ class Median(Rule):
         values, weights = in_order(values, weights)
         summed = np.cumsum(weights, axis=0)
         half = summed[-1] / 2
-        lower, upper = (summed >= half).argmax(axis=0), (summed > half).argmax(axis=0)
+        rounding = len(values) * np.finfo(float).eps * summed[-1]  # of sums of weights
+        lower = (summed >= half - rounding).argmax(axis=0)
+        upper = (summed > half + rounding).argmax(axis=0)
         columns = np.arange(values.shape[1])
         low, high = values[lower, columns], values[upper, columns]
         return np.where(low == high, low, (low + high) / 2)
