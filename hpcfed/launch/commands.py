@@ -123,7 +123,8 @@ LEAKAGE = (
     argument(
         "--clients",
         metavar="0,3",
-        help="clients whose uploads are attacked; default: 0, for membership the first 10",
+        help="clients whose uploads are attacked; default: the first one that does not "
+        "attack itself, for membership 10 of them",
     ),
     argument(
         "--round",

@@ -62,6 +62,7 @@ class Survival(Task):
     name: ClassVar[str] = "survival"
     labels: ClassVar[str] = "survival times"
     n_outputs: ClassVar[int] = 1
+    compares_examples: ClassVar[bool] = True
     columns: ClassVar[Mapping[str, str]] = {"label": "time", "event": "event seen (1) or not (0)"}
     metrics: ClassVar[Mapping[str, Metric]] = {
         "c_index": Metric(

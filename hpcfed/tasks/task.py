@@ -67,6 +67,8 @@ class Task:
     classes refuse other tasks.
     categories: whether outputs are categories (classes, labels), whose examples can be counted.
     n_outputs: the number of outputs that models must have; 0: it follows from the labels.
+    compares_examples: whether the loss compares the examples of a batch, so that it is no mean of
+    losses of single ones.
     columns: the fields of [columns] that name a table's columns of labels, and what these columns
     are, in words; a field other than `label` names the task too.
     metrics: all that can be measured.  usual: those that are measured if the job names none; the
@@ -78,6 +80,7 @@ class Task:
     has_classes: ClassVar[bool] = False
     categories: ClassVar[bool] = False
     n_outputs: ClassVar[int] = 0
+    compares_examples: ClassVar[bool] = False
     columns: ClassVar[Mapping[str, str]] = {"label": "label"}
     metrics: ClassVar[Mapping[str, Metric]]
     usual: ClassVar[tuple[str, ...]]

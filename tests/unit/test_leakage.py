@@ -107,6 +107,20 @@ def test_it_has_passed_compression(job):
     assert values[nonzero].abs().min() >= largest - 1e-7
 
 
+def test_a_vote_is_a_step_of_eta_in_the_direction_of_the_signs(job):
+    """Statistics of batch normalisation travel as they are."""
+    model = ("--models.mix", "resnet8")
+    _, _, plain = received(job, *model, rows=(3, 5))
+    vote = ("--compression.by", "vote", "--compression.eta", "0.01")
+    rounds, _, votes = received(job, *model, *vote, rows=(3, 5))
+    for name, change in votes.change.items():
+        if rounds.fed.trainable(name):
+            signs = torch.where(plain.change[name] < 0, -1.0, 1.0)
+            assert torch.allclose(change, 0.01 * signs, atol=1e-6), name
+        else:
+            assert torch.allclose(change, plain.change[name], atol=1e-6), name
+
+
 @pytest.mark.parametrize("by", ["local", "central"])
 def test_it_is_clipped(job, by):
     flags = (*DP[:1], by, *DP[2:])
@@ -185,6 +199,40 @@ def test_membership_is_a_table_of_clients(job, capsys):
     ]
 
 
+def survival_times(folder):
+    """A job with times of which no event was observed but the first one of each client."""
+    g, file = np.random.default_rng(0), folder / "times.csv"
+    rows = [f"{g.normal():.3f},{k % 3 + 1 + g.random():.3f},{int(k % 2 == 0)}" for k in range(60)]
+    file.write_text("\n".join(["x,time,event", *rows]))
+    words = ("--data.name", str(file), "--data.task", "survival", "--data.client_limit", "none")
+    return (*words, "--columns.label", "time", "--columns.event", "event")
+
+
+def test_survival_times_have_no_loss_of_one_example_that_tells_a_member(job, tmp_path, capsys):
+    words = ["leakage", str(job), *survival_times(tmp_path), "--attack", "membership"]
+    assert cli.main(words) == 2
+    message = capsys.readouterr().err
+    assert "survival" in message
+    assert "compares examples with one another" in message
+
+
+def test_a_turn_that_changes_nothing_is_told_of_its_client(job, capsys):
+    words = ["leakage", str(job), "--local.lr", "1e-30", "--clients", "1"]
+    assert cli.main(words) == 2
+    message = capsys.readouterr().err
+    assert "client 1" in message
+    assert "changes no weight" in message
+    assert "take another method" not in message
+
+
+def test_attackers_are_passed_over_unless_they_are_named(job, capsys, tmp_path):
+    attack = ("--attack.by", "sign-flip", "--attack.clients", "[0]")
+    results = leakage(capsys, job, *attack, "--attack", "membership")
+    assert [row["client"] for row in results["clients"]] == [1, 2]
+    few = ("--images", "1", "--iterations", "2", "-o", tmp_path / "a.png")
+    assert [image["client"] for image in leakage(capsys, job, *attack, *few)["images"]] == [1]
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -197,7 +245,7 @@ def test_membership_is_a_table_of_clients(job, capsys):
         (("--local.optimiser", "adam"), ("local.optimiser = 'sgd'",)),
         ((*SYNTHETIC, "--models.mix", "logistic"), ("synthetic", "--attack membership")),
         (("--models.mix", "resnet8"), ("batch normalisation", "--batch 2")),
-        (("--attack.by", "sign-flip", "--attack.clients", "[0]"), ("client 0", "attacker")),
+        (("--attack.by", "sign-flip", "--attack.clients", "[0]", "--clients", "0"), ("attacker",)),
         (("--images", "3", "--batch", "2"), ("--images 3", "--batch 2")),
         (("--images", "41"), ("--images 41", "40 training examples")),
         (("--images", "0"), ("--images 0",)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rich.text import Text
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.progress import track
 from hpcfed.core.tables import table
+from hpcfed.federation.transforms.attack.attackers import attackers
 from hpcfed.launch.leakage import uploads
 from hpcfed.launch.leakage.membership import Membership, infer_members
 from hpcfed.launch.leakage.reconstruction import Image, check_images, reconstruct
@@ -54,7 +56,9 @@ def command(
     rounds, classes = start(words, run, round)
     fed = rounds.fed
     uploads.check_visible(fed)
-    default = range(min(MOST, fed.K)) if attack == "membership" else (0,)
+    attacking = attackers(fed.job)
+    honest = (k for k in range(fed.K) if k not in attacking)
+    default = tuple(islice(honest, MOST if attack == "membership" else 1))
     ks = select_clients(numbers(clients) or default, fed.K)
     about = describe(rounds, settings)
     if attack == "membership":

@@ -61,6 +61,11 @@ def infer_members(rounds: Rounds, k: int) -> tuple[int, int, Membership]:
     server receives of it.
     """
     fed, client = rounds.fed, rounds.fed.clients[k]
+    if fed.task.compares_examples:
+        raise ConfigError(
+            f"leakage: --attack membership needs the loss of each example, but that of task "
+            f"{fed.task.name!r} compares examples with one another; take data of another task"
+        )
     if not len(client.test):
         raise ConfigError(f"leakage: client {k} has no test examples to compare its members with")
     received = uploads.receive(rounds, k)

@@ -17,6 +17,8 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.wording import join_few
 from hpcfed.federation.transforms.attack.attackers import attackers
+from hpcfed.federation.transforms.compression.vote import MajorityVote
+from hpcfed.federation.transforms.values import is_encoded
 from hpcfed.federation.upload import Transform, Upload
 from hpcfed.launch.leakage.inversion import Turn
 from hpcfed.training.optimisers import learning_rate
@@ -190,21 +192,39 @@ def change_in(
     part = next(complete, None)
     if part is None:
         raise ConfigError(not_complete(fed, sender.sent))
-    value = values_of(upload[part])
-    if part in upload.updates:
-        value = value + upload.relative_to[part]
+    value, sent = model_in(fed, upload, part), values_of(sender.sent[part])
     for start in reversed(received):
         change = sender.change(start, rate(rounds))
-        if form := form_of(values_of(sender.sent[part]), start, change):
+        if form := form_of(sent, start, change):
             base, scale = form
             names = value.keys() & start.keys() & shapes.keys()
             start, value = (part.pick(names.__contains__).clone() for part in (start, value))
             return Received(start, (1 / scale) * (value - start if base else value))
+    if any(all(torch.equal(sent[n], start[n]) for n in layout.params) for start in received):
+        raise ConfigError(
+            f"client {client.id} sends the model that it received: its turn changes no weight, so "
+            f"that there is nothing to attack; take another client, or a larger local.lr"
+        )
     name = fed.job.algorithm.name
     raise ConfigError(
         f"{name}: what its clients send is not the change of a model that the server has sent "
         f"them, from which the attacks start; take another method, such as fedavg"
     )
+
+
+def model_in(fed: Federation, upload: Upload, part: str) -> Params:
+    """Return the values that a part of an upload stands for.
+
+    A sign stands for the step that the majority's vote makes of it.
+    """
+    value = values_of(upload[part])
+    if part not in upload.updates:
+        return value
+    start = upload.relative_to[part]
+    if not isinstance(fed.rule, MajorityVote):
+        return value + start
+    eta = fed.rule.eta
+    return Params({n: start[n] + eta * v if is_encoded(n, v) else v for n, v in value.items()})
 
 
 def rate(rounds: Rounds) -> float:
