@@ -97,7 +97,7 @@ class Attack(Section):
     """Backdoor: side of the trigger, a bright square in the lower right corner, in pixels."""
     distributed: bool = field(False, used_if=BACKDOOR)
     """Backdoor: each attacker has a quarter of the trigger only, in turn; success is that of all of
-    it.
+    it. It takes a `patch` of 2 or more.
     """
     source: str = field("", used_if=EDGE_CASE)
     """Edge case: data set with images of the same shape that clients do not have."""
@@ -121,6 +121,11 @@ class Attack(Section):
             )
         if self.clients and self.share != type(self).model_fields["share"].default:
             raise ValueError("set share or clients, not both")
+        if self.by == "backdoor" and self.distributed and self.patch < 2:
+            raise ValueError(
+                f"patch = {self.patch}: a trigger of one pixel has no quarters; set patch to 2 or "
+                f"more, or remove distributed"
+            )
         if len(set(self.clients)) < len(self.clients):
             raise ValueError("clients: a client is named twice")
         return self
@@ -134,6 +139,15 @@ def hides_uploads(job: Job) -> str:
         "compression.by = 'vote'": job.compression.by == "vote",
     }
     return next((setting for setting, active in settings.items() if active), "")
+
+
+def bounds_weights(job: Job) -> str:
+    """Return why a client of a job gains nothing by claiming more weight; "": it may."""
+    if job.compression.by == "vote":
+        return "with compression.by = 'vote' each client has one vote"
+    if job.privacy.bounds:
+        return f"privacy.by = {job.privacy.by!r} bounds what a client counts"
+    return ""
 
 
 def check_attack(job: Job) -> None:
@@ -168,6 +182,11 @@ def check_attack(job: Job) -> None:
     if attack.public and not job.data.public:
         raise ConfigError(
             f"attack.public = {attack.public:g}: there are no public examples; set data.public"
+        )
+    if attack.by == "overweight" and (reason := bounds_weights(job)):
+        raise ConfigError(
+            f"{where} claims more weight, but {reason}, so that it has no effect; set another "
+            f"attack.by, such as 'sign-flip'"
         )
     if attack.by not in TOGETHER:
         return

@@ -258,6 +258,19 @@ def test_a_share_of_the_clients_attacks_the_same_ones_in_all_rounds():
         (("alie", "--algorithm.name", "fedasync"), "one by one"),
         (("ipm", "--privacy.by", "central", "--privacy.clip", "1"), "privacy.by = 'central'"),
         (("ipm", "--secure.by", "secagg", "--secure.bound", "9"), "secure.by = 'secagg'"),
+        (
+            ("overweight", "--compression.by", "vote", "--compression.eta", "1"),
+            "'overweight'.*compression.by = 'vote'.*no effect",
+        ),
+        (
+            ("overweight", "--privacy.by", "central", "--privacy.clip", "1"),
+            "'overweight'.*privacy.by = 'central'.*set another attack.by",
+        ),
+        (
+            ("overweight", "--privacy.by", "distributed", "--privacy.clip", "1"),
+            "'overweight'.*privacy.by = 'distributed'.*set another attack.by",
+        ),
+        (("backdoor", "--attack.distributed", "true", "--attack.patch", "1"), "patch = 1.*2"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(flags: tuple[str, ...], message: str):
