@@ -175,6 +175,8 @@ def test_values_and_weights_beyond_the_bound_are_errors_that_name_client_and_ten
             "reads their losses",
         ),
         ("fedavg", (*BOUND, "--secure.colluding", "0.5"), "secure.colluding = 0.5 has to be"),
+        ("local", BOUND, 'secure.by = "lightsecagg" has no effect: nothing is sent'),
+        ("central", BOUND, 'secure.by = "lightsecagg" has no effect: nothing is sent'),
     ],
 )
 def test_impossible_jobs_are_refused_with_the_reason(method, flags, reason):
@@ -193,7 +195,12 @@ def test_seconds_of_the_protocol_are_in_virtual_time():
     assert times[0] + 3 <= times[1] < times[2]
 
 
-REASONS = ("hides what single clients send", "one by one", "how many examples of each class")
+REASONS = (
+    "hides what single clients send",
+    "one by one",
+    "how many examples of each class",
+    "nothing is sent",
+)
 
 
 @pytest.mark.parametrize("method", sorted(ALGORITHMS))

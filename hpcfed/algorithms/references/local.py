@@ -37,6 +37,7 @@ class Local(RoundBased):
         "weighting": "nothing is averaged",
         "compression.by": "nothing is sent",
         "compression.down": "nothing is sent",
+        "secure.by": "nothing is sent",
         "attack.by": "nothing is sent",
         "defence.by": "nothing is averaged",
     }
