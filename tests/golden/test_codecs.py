@@ -248,6 +248,7 @@ def test_eden_without_a_rotation():
 
 
 def test_eden_keeps_the_product_with_the_value(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hpcfed.federation.transforms.compression.eden.SHORTEST", 2)
     x = vector(3, 1)
     for signs in itertools.product((1.0, -1.0), repeat=2):
         monkeypatch.setattr(
@@ -271,11 +272,32 @@ def test_eden_has_the_published_error(bits: int, error: float):
     assert len(EDEN(bits).pack(x, stream(), {})) == 4 + bits * 4096 // 8
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 100, 4096, 5000, 12_345])
-def test_eden_pads_little(n: int):
-    parts = slices(n)
-    assert sum(size * rows for _, size, _, rows in parts) == n
-    assert sum(D * rows for _, _, D, rows in parts) <= max(8, 1.1 * n)
+def test_the_last_values_of_eden_are_right_in_the_mean_too():
+    """Also where they are few beyond a power of two: a slice of two values has but two levels."""
+    for n in (65, 66, 130, 1026, 4098):
+        x = values((n,))
+        x[-2:] = [0.1, 0.09]
+        mean = np.mean([there_and_back(EDEN(1), x, seed) for seed in range(1000)], 0)
+        assert mean[-2:] == pytest.approx(x[-2:], abs=0.01), n
+
+
+def test_a_message_of_few_values_is_not_encoded_by_eden():
+    """Their levels would be far from right in the mean, with zeros beside them too."""
+    for n in (1, 2, 63):
+        x = values((n,))
+        (decoded,) = EDEN(1).decode(EDEN(1).encode([x], stream()), [(n,)], stream())
+        assert decoded.tobytes() == x.tobytes()
+    assert EDEN(1).pack(values((64,)), stream(), {}) is not None
+
+
+def test_eden_pads_little_and_has_no_short_slices():
+    for n in [*range(64, 700), 1023, 1026, 4096, 4097, 5000, 8191, 8193, 12_345]:
+        parts = slices(n)
+        ends = [start + size * rows for start, size, _, rows in parts]
+        assert [start for start, *_ in parts] == [0, *ends[:-1]]
+        assert ends[-1] == n
+        assert all(64 <= size <= D for _, size, D, _ in parts), n
+        assert sum(D * rows for _, _, D, rows in parts) <= 1.1 * n + 64, n
 
 
 def test_powersgd_follows_the_subspace_from_message_to_message(monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,10 @@ one bit it is DRIVE, NeurIPS 2021, arXiv:2105.08339. A slice x of D values, D a 
 rotated by random signs and a Hadamard matrix, y = H S x / sqrt(D). Each y_i goes to the nearest
 level q_i of the Lloyd-Max quantiser of the normal distribution, scaled to the length of y, and
 travels in b bits. The factor ||y||^2 / <q, y>, one for each slice, makes the decoded slice
-unbiased.
+unbiased if the rotation is uniformly random. This one nearly is, the more values other than 0 a
+slice has: with one bit the mean of what is decoded is 0.5 of the length of the slice off for 2
+values, 0.14 for 8, and 0.014 for 64, the least that a slice has; zeros beside them do not help.
+Messages with fewer values travel as they are.
 
 Both sides draw the signs from the stream of client and round, so that rotations of different
 clients are independent.
@@ -27,7 +30,7 @@ from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shap
 
 LONGEST = 2**12  # values of a slice
 PADDED = 1.1  # length of a slice over its values, at most, if it is not very short
-SHORTEST = 8
+SHORTEST = 64  # values of a slice
 CONVERGED, STEPS = 1e-12, 50  # of Newton's method: largest error of a level, and most steps
 
 
@@ -44,7 +47,11 @@ class EDEN(Codec):
     def of_job(cls, settings: Settings, unbiased: bool) -> Self:
         return cls(settings.bits, min_size=settings.min_size)
 
-    def pack(self, x: np.ndarray, generator: np.random.Generator, memory: dict[str, Any]) -> bytes:
+    def pack(
+        self, x: np.ndarray, generator: np.random.Generator, memory: dict[str, Any]
+    ) -> bytes | None:
+        if x.size < SHORTEST:
+            return None
         flat = x.ravel().astype(np.float64)
         signs = random_signs(flat.size, generator)
         factors, codes = [], []
@@ -72,7 +79,9 @@ class EDEN(Codec):
         return x
 
     def most_bytes_of(self, shape: Shape) -> int:
-        parts = slices(int(np.prod(shape)))
+        if math.prod(shape) < SHORTEST:
+            return 4 * math.prod(shape)
+        parts = slices(math.prod(shape))
         values = sum(rows * D for _, _, D, rows in parts)
         return 4 * sum(rows for *_, rows in parts) + bytes_of_bits(self.bits * values)
 
@@ -80,17 +89,24 @@ class EDEN(Codec):
 def slices(n: int) -> list[tuple[int, int, int, int]]:
     """Return how n values are divided: (start, values of a slice, its length D, number of slices).
 
+    n: at least SHORTEST, as are the values of each slice.
     Slices of one length are one entry.
     """
     parts, start = [], 0
     while start < n:
         rest = n - start
-        D = 1 << (rest - 1).bit_length()
+        D, rows = 1 << (rest - 1).bit_length(), 1
         if D > LONGEST:
-            D = LONGEST
-        elif D > max(SHORTEST, PADDED * rest):
+            D, rows = LONGEST, rest // LONGEST
+        elif D > max(2 * SHORTEST, PADDED * rest):
             D //= 2
-        size, rows = min(D, rest), max(1, rest // D if D == LONGEST else 1)
+        size = min(D, rest)
+        missing = SHORTEST - (rest - rows * size)  # values that the next slice would lack
+        if 0 < missing < SHORTEST:
+            if rows > 1:
+                rows -= 1
+            else:
+                size -= missing
         parts.append((start, size, D, rows))
         start += size * rows
     return parts
