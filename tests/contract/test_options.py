@@ -5,7 +5,7 @@ is refused.
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -115,6 +115,11 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.final_balance",
     "algorithm.final_lr",
     "algorithm.final_batch",
+}
+READ_TOGETHER = {  # where training reads an option, it reads these too: FedAvg's run examines them
+    "local.schedule": ("local.milestones", "local.decay"),
+    "local.optimiser": ("local.betas", "local.weight_decay"),
+    "local.class_weights": ("local.weights", "local.focal"),
 }
 SHORT = (
     *("--rounds", "2", "--participation", "1", "--clients", "2", "--data.train_limit", "24"),
@@ -238,12 +243,16 @@ def changed(path: str, value: Any, annotation: Any) -> Any:
 
 
 def alternatives(base: Job, parts: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each option of these parts of the job, and the fields that are set to change it."""
+    """Each option of these parts of the job, and the fields that are set to change it.
+
+    Of methods other than FedAvg one of those that are read together.
+    """
+    others = set() if base.algorithm.name == "fedavg" else set(chain(*READ_TOGETHER.values()))
     for part in parts:
         values = getattr(base, part)
         for name, field in type(values).model_fields.items():
             path = f"{part}.{name}"
-            if name != "name" and path not in DATA:
+            if name != "name" and path not in DATA and path not in others:
                 other = changed(path, getattr(values, name), field.annotation)
                 yield path, TOGETHER.get(path, {}) | {path: other}
 

@@ -1,5 +1,5 @@
-"""Each method runs with local noise, with the same bits after resume, or is refused with a reason;
-those that send in different ways also on two ranks, and with a bound and without noise.
+"""Each method runs with local noise, or is refused with a reason; those that send in different ways
+also on two ranks and after a resumption, and with a bound and without noise.
 """
 
 from pathlib import Path
@@ -57,16 +57,18 @@ def test_a_method_runs_with_local_noise_or_is_refused_with_a_reason(method: str,
         assert str(without.value) == str(error)
         return
     rows = [rounds.step()[0]]
+    if rows[0]["clients/up"].any():
+        assert rows[0]["rounds/epsilon"] >= Accountant(1e-5, "rdp").epsilon([Release(0.02, 1)])
+    if method not in toy.CATEGORIES:  # the mechanisms' and the contract's runs are on several ranks
+        return
     saving.save(rounds, tmp_path)
     rows.append(rounds.step()[0])
     want = toy.outcome(rounds, rows[1:])
-    if want.column("up").any():
-        assert rows[-1]["rounds/epsilon"] >= Accountant(1e-5, "rdp").epsilon([Release(0.02, 1)])
 
     def on_rank(comm: Comm) -> toy.Outcome:
         return toy.run(comm, job(method, *NOISE), rounds=2, resume=tmp_path)
 
-    for got in spmd(toy.ranks(method), on_rank):
+    for got in spmd(2, on_rank):
         assert toy.differences([got.state, got.weights], [want.state, want.weights]) == []
         assert toy.differences(got.rows, want.rows) == []
 
