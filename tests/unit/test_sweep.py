@@ -238,6 +238,33 @@ def test_a_sweep_may_grow_and_last_longer_but_not_change(tmp_path):
         agree(old, define([*HOMOGENEOUS, "--seed", "0,1", "--local.lr", "0.1"], tmp_path, 1, ""))
 
 
+def test_a_sweep_whose_final_steps_or_patience_have_changed_is_refused(tmp_path):
+    words = [*HOMOGENEOUS, "--evaluate.validation", "0.2", "--adapt.how", "all"]
+    old = define([*words, "--adapt.epochs", "1", "--seed", "0,1"], tmp_path, 1, "")
+    for more, changed in (
+        (["--adapt.epochs", "50"], "adapt.epochs = 1, and now has 50"),
+        (["--adapt.epochs", "1", "--evaluate.patience", "2"], "evaluate.patience = 0, and now has"),
+    ):
+        with pytest.raises(ConfigError, match=f"seed=0 was defined with {changed}"):
+            agree(old, define([*words, *more, "--seed", "0,1,2"], tmp_path, 1, ""))
+
+
+def test_rounds_of_a_job_file_that_have_changed_since_are_refused_when_a_sweep_continues(
+    tmp_path, capsys
+):
+    job = tmp_path / "job.toml"
+    job.write_text("rounds = 3\n")
+    words = [str(job), "--seed", "0,1"]
+    store.write(define(words, tmp_path / "s", 1, ""))
+    for rounds in (2, 4):
+        job.write_text(f"rounds = {rounds}\n")
+        assert main(["sweep", str(tmp_path / "s")]) == 2
+        message = capsys.readouterr().err
+        assert f"seed=0 was defined with rounds = 3, and now has {rounds}" in message
+        assert "give the words that it began with" in message
+        agree(store.read(tmp_path / "s"), define(words, tmp_path / "s", 1, ""))
+
+
 def test_a_task_whose_job_file_was_changed_is_refused(tmp_path, capsys):
     job = tmp_path / "job.toml"
     job.write_text("rounds = 1\n")

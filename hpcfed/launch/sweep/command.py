@@ -24,6 +24,7 @@ from hpcfed.core.wording import count_noun, join_few
 from hpcfed.engine import changed_code
 from hpcfed.engine.folder import make
 from hpcfed.launch.sweep.grid import (
+    MAY_CHANGE,
     agree,
     check_same_job,
     define,
@@ -451,7 +452,8 @@ def select_tasks(definition: Sweep, task: int | None) -> Sequence[int]:
 def check_same_jobs(definition: Sweep, tasks: Sequence[int], allowed: Sequence[str]) -> None:
     """Raise ConfigError if unfinished runs would have other jobs now.
 
-    The job file, or the environment, may have changed since the sweep was defined.
+    The job file, or the environment, may have changed since the sweep was defined. Their rounds
+    must be those of the definition, which says when a run is finished.
     allowed: methods and models outside hpcfed that the user names; others are refused before they
     are imported.
     """
@@ -459,9 +461,11 @@ def check_same_jobs(definition: Sweep, tasks: Sequence[int], allowed: Sequence[s
     only = Importable(
         allowed, where, method="--own", model="--own", metric="--own", callback="--own"
     )
+    may_change = [name for name in MAY_CHANGE if name != "rounds"]
     for run in (definition.runs[i] for i in tasks):
         if not is_finished(definition, run):
-            check_same_job(run, job_of([*definition.words, *run.words], only), definition.folder)
+            fields = job_of([*definition.words, *run.words], only)
+            check_same_job(run, fields, definition.folder, may_change)
 
 
 def check_own_code(definition: Sweep, tasks: Sequence[int], allowed: Sequence[str] | None) -> None:

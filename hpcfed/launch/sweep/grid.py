@@ -36,6 +36,9 @@ OURS = {
 }  # fields of a job that a sweep sets itself
 LONG = 150  # characters of a run's name
 METHODS = "algorithm.name"
+# fields that may change after a sweep was defined: its runs can last longer, but finished ones keep
+# their results
+MAY_CHANGE = tuple(name for name in FREE if name not in ("evaluate.patience", "adapt"))
 Values = dict[str, str]  # of the fields that vary, as they are given
 
 
@@ -377,13 +380,18 @@ def agree(old: Sweep, new: Sweep) -> None:
         check_same_job(run, runs[run.name].fields, old.folder)
 
 
-def check_same_job(run: Member, fields: Fields, folder: Path) -> None:
-    """Raise ConfigError if a run's job has changed since the sweep was defined."""
+def check_same_job(
+    run: Member, fields: Fields, folder: Path, may_change: Sequence[str] = MAY_CHANGE
+) -> None:
+    """Raise ConfigError if a run's job has changed since the sweep was defined.
+
+    may_change: fields, or tables of fields, in which it may differ.
+    """
     for name in sorted(run.fields.keys() | fields.keys()):
         before, now = run.fields.get(name), fields.get(name)
-        if before != now and not covers(FREE, name):
+        if before != now and not covers(may_change, name):
+            other = "give the words that it began with" if name == "rounds" else "give another --out"
             raise ConfigError(
                 f"{folder}: run {run.name} was defined with {name} = {before!r}, and now has "
-                f"{now!r}; "
-                "put the job back as it was, or give another --out"
+                f"{now!r}; put the job back as it was, or {other}"
             )
