@@ -238,6 +238,19 @@ def test_a_sweep_may_grow_and_last_longer_but_not_change(tmp_path):
         agree(old, define([*HOMOGENEOUS, "--seed", "0,1", "--local.lr", "0.1"], tmp_path, 1, ""))
 
 
+def test_runs_keep_their_numbers_when_a_sweep_grows_because_queued_tasks_name_them(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("hpcfed.launch.sweep.batch.sbatch", lambda text: "7")
+    words = ["sweep", *HOMOGENEOUS, "--algorithm.name", "fedavg,local", "--out", str(tmp_path)]
+    assert main([*words, "--seed", "0,2", "--submit"]) == 0
+    before = [run.name for run in store.read(tmp_path).runs]
+    assert main([*words, "--seed", "0,1,2", "--submit"]) == 0
+    assert "6 tasks" in capsys.readouterr().out
+    after = [run.name for run in store.read(tmp_path).runs]
+    assert after == [*before, "fedavg_seed=1", "local_seed=1"]
+
+
 def test_a_sweep_whose_final_steps_or_patience_have_changed_is_refused(tmp_path):
     words = [*HOMOGENEOUS, "--evaluate.validation", "0.2", "--adapt.how", "all"]
     old = define([*words, "--adapt.epochs", "1", "--seed", "0,1"], tmp_path, 1, "")

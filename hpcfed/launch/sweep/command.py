@@ -33,6 +33,7 @@ from hpcfed.launch.sweep.grid import (
     ranges,
     split_files,
     varied,
+    with_numbers_of,
 )
 from hpcfed.launch.sweep.launch import continuing, is_finished, launcher, own_code
 from hpcfed.launch.sweep.pool import LEFT, Outcome, Pool, is_pruned, runs_at_once
@@ -179,14 +180,16 @@ def define_sweep(
     launcher: str,
     trials: Sequence[Values] = (),
 ) -> Sweep:
-    """Return the sweep of a command line, which may add runs to the one in its folder.
+    """Return the sweep of a command line, which may add runs to the one in its folder, at its end.
 
     trials: of a search.
     """
     folder = folder_of(words, overlays, out)
     definition = define(words, folder, ranks, launcher, overlays, trials)
     if exists(folder):
-        agree(read(folder), definition)
+        old = read(folder)
+        agree(old, definition)
+        definition = with_numbers_of(old, definition)
     return definition
 
 

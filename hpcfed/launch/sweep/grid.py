@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -378,6 +378,16 @@ def agree(old: Sweep, new: Sweep) -> None:
                 "name all its values, and more if you like, or give another --out"
             )
         check_same_job(run, runs[run.name].fields, old.folder)
+
+
+def with_numbers_of(old: Sweep, new: Sweep) -> Sweep:
+    """Return the new sweep with the runs of the old one first, in their order.
+
+    Tasks of an array job, which may be queued or running, name their runs by number.
+    """
+    runs = {run.name: run for run in new.runs}
+    before = [runs.pop(run.name) for run in old.runs]
+    return replace(new, runs=(*before, *runs.values()))
 
 
 def check_same_job(
