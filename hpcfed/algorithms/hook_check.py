@@ -207,20 +207,27 @@ def hook(
             )
     elif not isinstance(value, property):
         mine = name in used and replaced.intersection(CALLERS.get(name, ()))
-        want = list(inspect.signature(default).parameters)[1:]
-        if not mine and not takes(fn, want, bound=not isinstance(value, staticmethod)):
+        parameters = list(inspect.signature(default).parameters.values())[1:]
+        want = [one.name for one in parameters if one.kind != one.VAR_KEYWORD]
+        further = [f"**{one.name}" for one in parameters if one.kind == one.VAR_KEYWORD]
+        bound = not isinstance(value, staticmethod)
+        if not mine and not takes(fn, want, bound, by_name=bool(further)):
+            arguments = ", ".join([*want, *further])
             yield (
                 f"{place}: {cls.__name__}.{name} takes {inspect.signature(fn)}, but is called with "
-                f"({', '.join(want)}); write `def {name}(self, {', '.join(want)}):`"
+                f"({arguments}); write `def {name}(self, {arguments}):`"
             )
 
 
-def takes(fn: FunctionType, want: list[str], bound: bool) -> bool:
+def takes(fn: FunctionType, want: list[str], bound: bool, by_name: bool) -> bool:
     """Return whether a function can be called with these arguments by position.
 
     It may have other names for them, but not the same names in another order.
+    by_name: whether it must take any arguments by name too (`**how`).
     """
     signature = inspect.signature(fn)
+    if by_name and not any(p.kind == p.VAR_KEYWORD for p in signature.parameters.values()):
+        return False
     try:
         signature.bind(*["self"] * bound, *want)
     except TypeError:

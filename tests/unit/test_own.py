@@ -144,6 +144,17 @@ CLASSES = {
         "def server",
         "takes (self, fed, mean, state, cohort), but is called with (fed, state, mean, cohort)",
     ),
+    "no further settings of training": (
+        "def train(self, fed, client, received, t):\n    return 0",
+        "def train",
+        "is called with (fed, client, received, t, **how); write "
+        "`def train(self, fed, client, received, t, **how):`",
+    ),
+    "further settings of training by position": (
+        "def train(self, fed, client, received, t, how):\n    return 0",
+        "def train",
+        "write `def train(self, fed, client, received, t, **how):`",
+    ),
     "accepts": ("accepts: ClassVar[str] = 'any model'", "class Mine", "did you mean 'any models'?"),
     "no ClassVar": ("accepts: str = 'any models'", "class Mine", "`accepts: ClassVar = ...`"),
     "a field named as a hook": ("local: int = 3", "class Mine", "the name of a hook"),
@@ -596,6 +607,15 @@ def test_a_hook_may_call_its_parameters_as_it_likes(module):
     name = module(method(f"def local(self, world, holder, given, r):\n    {call}"))
     words = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]
     assert main([*words, "--out", "renamed"]) == 0
+
+
+def test_a_method_may_wrap_the_default_training(module):
+    call = "return super().train(fed, client, received, t, **how)"
+    name = module(method(f"def train(self, fed, client, received, t, **how):\n    {call}"))
+    words = [*SMALL, "--models.mix", "mlp"]
+    assert main([*words, "--algorithm.name", f"{name}:Mine", "--out", "wrapped"]) == 0
+    assert main([*words, "--algorithm.name", "fedavg", "--out", "fedavg"]) == 0
+    assert digest(Path("wrapped")) == digest(Path("fedavg"))
 
 
 NET = """
