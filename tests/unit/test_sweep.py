@@ -71,6 +71,14 @@ def test_a_field_that_is_a_list_has_its_alternatives_between_semicolons():
     assert [name for name, _ in runs(*flags)] == ["decay_at=10-20", "decay_at=30"]
 
 
+def test_a_semicolon_within_parentheses_belongs_to_the_value():
+    mix = ["--models.mix", "concat(motion=gru;sound=mlp)"]
+    assert [name for name, _ in runs(*mix, "--seed", "0,1")] == ["seed=0", "seed=1"]
+    two = runs("--models.mix", "concat(motion=gru;sound=mlp),mlp;concat", "--note", "a(1,2,b")
+    assert [words[1] for _, words in two][::3] == ["concat(motion=gru;sound=mlp),mlp", "concat"]
+    assert [words[3] for _, words in two][:3] == ["a(1", "2", "b"]  # a parenthesis left open
+
+
 def test_a_field_of_one_method_varies_in_its_runs_alone():
     words = [*HOMOGENEOUS, "--algorithm.name", "fedavg,ditto,fedprox", "--ditto.lam", "0.1,1"]
     planned = runs(*words, "--seed", "0,1", "--fedprox.mu", "0.5")

@@ -201,14 +201,16 @@ def flag(each: typed.Flag, methods: list[str]) -> Flag:
     """Return one flag of the command line.
 
     A comma separates alternatives. A semicolon does if there is one, or if the field is a list.
+    Those in parentheses belong to a value, as in concat(motion=gru;sound=mlp).
     """
     field, of = own_field(each.name, methods)
     if each.alone:
         return Flag(field, each.words, method=of)
     if span := parse(field, each.text):
         return Flag(field, each.words, range=span, method=of)
-    mark = ";" if ";" in each.text or takes_list(field, [of] if of else methods) else ","
-    values = tuple(value.strip() for value in each.text.removesuffix(";").split(mark))
+    several = len(split_values(each.text, ";")) > 1
+    mark = ";" if several or takes_list(field, [of] if of else methods) else ","
+    values = tuple(v.strip() for v in split_values(each.text.removesuffix(";"), mark))
     if field == METHODS:
         values = tuple(map(registered_name, values))
     if of:
@@ -221,6 +223,11 @@ def flag(each: typed.Flag, methods: list[str]) -> Flag:
             f"one {mark}"
         )
     return Flag(field, each.words, values if len(values) > 1 else ())
+
+
+def split_values(text: str, mark: str) -> list[str]:
+    """Split a text at these marks, but for those in parentheses."""
+    return re.split(rf"{mark}(?![^()]*\))", text)
 
 
 def is_own(name: str) -> bool:
