@@ -39,6 +39,15 @@ def test_a_range_is_read_and_its_places_are_within_it():
         parse("f", "log:0..1")
 
 
+def test_a_value_has_as_many_digits_as_keep_it_within_its_range():
+    narrow, near_one = Range(0.12344, 0.12352), Range(0.9, 0.99999)
+    assert [narrow.place(u) for u in (0, 0.5, 1)] == ["0.12344", "0.1235", "0.1235"]
+    assert near_one.text(0.999985) == "0.99999" and near_one.text(0.9512345) == "0.9512"
+    for span in (narrow, near_one, Range(1e-9, 1.1e-9), Range(-0.12344, -0.1234)):
+        values = [float(span.place(u)) for u in np.linspace(0, 1, 1001)]
+        assert span.low <= min(values) and max(values) <= span.high
+
+
 def random(n: int, *more: str) -> store.Sweep:
     spans = {"local.lr": Range(1e-3, 1e-1, log=True)}
     values = [draw(spans, i) for i in range(n)]
@@ -208,19 +217,30 @@ def test_optuna_learns_from_the_trials_before():
     assert np.mean([t.score for t in tried[-8:]]) > np.mean([t.score for t in tried[:8]])
 
 
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize("now", ["log:0.03..0.1", "0.03..0.1", "1..3"])
+def test_a_search_may_continue_in_a_narrower_range(tmp_path, now):
+    pytest.importorskip("optuna")
+    for n, span in ((3, "log:0.001..0.1"), (5, now)):
+        words = [*WORDS, "--local.lr", span, "--rounds", "3"]
+        assert command.sweep(words, out=tmp_path / "s", search="optuna", trials=n) == 0
+    rates = [run.fields["local.lr"] for run in store.read(tmp_path / "s").runs]
+    narrow = parse("local.lr", now)
+    assert len(set(rates)) == 5 and all(narrow.low <= rate <= narrow.high for rate in rates[3:])
+
+
 def test_a_trial_below_the_median_of_complete_ones_at_the_same_round_is_hopeless():
     pytest.importorskip("optuna")
-    spans = {"local.lr": Range(1e-4, 1.0, log=True)}
     complete = [
         Trial({"local.lr": "0.01"}, end, {1: end - 0.2, 2: end}) for end in (0.5, 0.6, 0.7, 0.8)
     ]
-    assert search.is_hopeless(spans, complete, {1: 0.3, 2: 0.6})  # the median of round 2 is 0.65
-    assert not search.is_hopeless(spans, complete, {1: 0.3, 2: 0.66})
-    assert not search.is_hopeless(spans, complete, {1: 0.5})  # of round 1 it is 0.45
-    assert not search.is_hopeless(spans, complete[:3], {1: 0.0, 2: 0.0})  # too few
+    assert search.is_hopeless(complete, {1: 0.3, 2: 0.6})  # the median of round 2 is 0.65
+    assert not search.is_hopeless(complete, {1: 0.3, 2: 0.66})
+    assert not search.is_hopeless(complete, {1: 0.5})  # of round 1 it is 0.45
+    assert not search.is_hopeless(complete[:3], {1: 0.0, 2: 0.0})  # too few
     pruned = Trial({"local.lr": "0.1"}, None, {1: 0.1}, pruned=True)
-    assert search.is_hopeless(spans, [*complete, pruned], {1: 0.3, 2: 0.6})
-    assert search.propose(spans, [*complete, pruned])
+    assert search.is_hopeless([*complete, pruned], {1: 0.3, 2: 0.6})
+    assert search.propose({"local.lr": Range(1e-4, 1.0, log=True)}, [*complete, pruned])
 
 
 def test_a_pruned_run_is_never_continued_and_status_says_why(tmp_path):

@@ -291,7 +291,7 @@ def search_by_optuna(
         open_ = [j for j in mine if not is_finished(definition, definition.runs[j])]
         open_ = [] if was_pruned(definition, mine) else open_
         if open_:
-            hopeless = Judge(spans, trials_of(definition, tried[:i]), definition) if prune else None
+            hopeless = Judge(trials_of(definition, tried[:i]), definition) if prune else None
             outcomes += Pool(definition, at_once or runs_at_once(definition), hopeless).run(open_)
             if any(outcome.unfinished for outcome in outcomes):
                 break
@@ -360,8 +360,8 @@ class Judge:
     Results are read again only after they have changed.
     """
 
-    def __init__(self, spans: Mapping[str, Range], before: Sequence[Trial], definition: Sweep):
-        self.spans, self.before, self.definition = spans, before, definition
+    def __init__(self, before: Sequence[Trial], definition: Sweep):
+        self.before, self.definition = before, definition
         self.stamps: dict[str, Any] = {}
 
     def __call__(self, run: Member) -> bool:
@@ -370,7 +370,7 @@ class Judge:
             return False
         self.stamps[run.name] = now
         curve = curve_of(self.definition, self.definition.runs.index(run))
-        return is_hopeless(self.spans, self.before, curve)
+        return is_hopeless(self.before, curve)
 
 
 def score_of(definition: Sweep, values: Values) -> float | None:

@@ -49,8 +49,17 @@ class Range:
         return self.text(value)
 
     def text(self, value: float) -> str:
+        """Return a value with four digits, or as many more as keep it within the range."""
         value = min(max(value, self.low), self.high)
-        return str(round(value)) if self.integer else f"{value:.4g}"
+        if self.integer:
+            return str(round(value))
+        texts = (f"{value:.{digits}g}" for digits in range(4, 18))  # 17 digits give it exactly
+        return next(text for text in texts if self.holds(text))
+
+    def holds(self, text: str) -> bool:
+        """Return whether a value is within the range, as one tried in another range may not be."""
+        value = float(text)
+        return self.low <= value <= self.high and (value.is_integer() or not self.integer)
 
 
 def parse(name: str, text: str) -> Range | None:
@@ -108,21 +117,21 @@ class Trial:
 def propose(ranges: Mapping[str, Range], tried: Sequence[Trial]) -> Values:
     """Return Optuna's next values after these trials.
 
-    The result is determined by the trials, so a continued search proposes the same values.
+    The result is determined by the trials, so a continued search proposes the same values. Trials
+    outside the ranges, which may have been wider before, do not count.
     """
     optuna = import_extra("optuna", "tune", "--search optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spaces = {name: distribution(optuna, one) for name, one in ranges.items()}
     sampler = optuna.samplers.TPESampler(seed=len(tried))
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    add_trials(optuna, study, ranges, tried)
+    inside = [t for t in tried if all(ranges[name].holds(v) for name, v in t.values.items())]
+    add_trials(optuna, study, ranges, inside)
     proposal = study.ask(spaces).params
     return {name: ranges[name].text(proposal[name]) for name in ranges}
 
 
-def is_hopeless(
-    ranges: Mapping[str, Range], tried: Sequence[Trial], curve: Mapping[int, float]
-) -> bool:
+def is_hopeless(tried: Sequence[Trial], curve: Mapping[int, float]) -> bool:
     """Return whether Optuna's median pruner would end a trial with this curve.
 
     It does if the best score so far is below the median, at the same round, of the trials that were
@@ -133,7 +142,7 @@ def is_hopeless(
     pruner = optuna.pruners.MedianPruner(n_startup_trials=FULL)
     sampler = optuna.samplers.RandomSampler(seed=0)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
-    add_trials(optuna, study, ranges, tried)
+    add_trials(optuna, study, {}, tried)
     trial = study.ask()
     for t, score in curve.items():
         trial.report(score, t)
@@ -143,7 +152,7 @@ def is_hopeless(
 def add_trials(
     optuna: Any, study: Any, ranges: Mapping[str, Range], tried: Sequence[Trial]
 ) -> None:
-    """Tell a study of Optuna about trials."""
+    """Tell a study of Optuna about trials, and their values of the fields with these ranges."""
     states = optuna.trial.TrialState
     spaces = {name: distribution(optuna, one) for name, one in ranges.items()}
     for trial in tried:
@@ -152,7 +161,8 @@ def add_trials(
             outcome = {"state": states.PRUNED}
         elif trial.score is None or not math.isfinite(trial.score):
             outcome = {"state": states.FAIL}
-        params = {n: (int if ranges[n].integer else float)(v) for n, v in trial.values.items()}
+        numbers = {name: float(trial.values[name]) for name in ranges}
+        params = {n: int(v) if ranges[n].integer else v for n, v in numbers.items()}
         study.add_trial(
             optuna.trial.create_trial(
                 params=params,
