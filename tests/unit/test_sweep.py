@@ -393,6 +393,26 @@ def test_a_signal_stops_active_runs_and_no_others_start(sweep, monkeypatch):
     assert store.last_end(sweep, "a").status == 75
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_the_other_seeds_of_a_hopeless_trial_end_with_it_and_are_not_started(
+    sweep, monkeypatch, places
+):
+    (Path(sweep.directory) / "s").mkdir()
+    scripts = {
+        name: f"trap 'exit 75' USR1; touch {name}.ready; while :; do sleep 0.05; done"
+        for name in "ab"
+    }
+    plays(monkeypatch, **scripts)
+    ready = [Path(sweep.directory) / f"{name}.ready" for name in "ab"[:places]]
+    hopeless = lambda run: run.name == "a" and all(path.exists() for path in ready)  # noqa: E731
+    outcomes = Pool(sweep, places, hopeless).run(range(3))
+    assert [one.status for one in outcomes] == [0, 0, 0]
+    assert all(one.line.startswith("pruned: ") for one in outcomes)
+    assert not (sweep.folder / "c").exists()
+    again = [one.line for one in Pool(sweep, 1).run(range(3))]
+    assert again == ["pruned before"] * 3
+
+
 def test_a_run_that_another_process_has_is_left_alone(sweep, monkeypatch):
     plays(monkeypatch, a="exit 1")
     path = names.log_file(sweep.folder, "a")

@@ -73,7 +73,8 @@ class Pool:
     ):
         """Make a pool.
 
-        hopeless: whether an active run should be ended, asked often; None: none is.
+        hopeless: whether an active run should be ended, asked often; None: none is. The runs are
+        then the seeds of one trial, which ends with the first of them.
         """
         self.sweep, self.at_once, self.stopping = sweep, at_once, False
         self.hopeless = hopeless
@@ -107,11 +108,11 @@ class Pool:
         return texts
 
     def prune(self) -> None:
-        """Ask active runs that are hopeless to stop; a sweep never continues them."""
+        """Ask active runs to stop once one is hopeless; a sweep never continues them."""
         if self.hopeless is None:
             return
         for run, process in list(self.active):
-            if run.name not in self.pruned and self.hopeless(run):
+            if run.name not in self.pruned and (self.pruned or self.hopeless(run)):
                 self.pruned.add(run.name)
                 process.send_signal(signal.SIGUSR1)
 
@@ -145,6 +146,8 @@ class Pool:
                 return self.print_outcome(Outcome(run, BUSY, f"left alone: {holder} runs it"), i)
             if self.stopping:
                 return Outcome(run, LEFT, "not started")
+            if self.pruned:
+                return self.print_outcome(self.note_pruned(run), i)
             store.note(self.sweep, run.name, None)
             begun = monotonic()
             process = start(self.sweep, run, log, gpus)
@@ -169,17 +172,20 @@ class Pool:
         why = reason(names.log_file(self.sweep.folder, run.name))
         # Open MPI's mpirun may lose a node, and return 0; a run that was only starting dies of the
         # signal, and nothing is lost
-        if status == DONE or (self.stopping and status != WRONG):
+        asked = self.stopping or run.name in self.pruned
+        if status == DONE or (asked and status != WRONG):
             status = RESUME_ME
         if status == RESUME_ME and run.name in self.pruned:
-            line = (
-                f"{store.PRUNED}: its validation scores are below the median of the trials before"
-            )
-            store.note(self.sweep, run.name, store.make_end(DONE, line))
-            return Outcome(run, DONE, line)
+            return self.note_pruned(run)
         store.note(self.sweep, run.name, store.make_end(status, why))
         line = "stopped" if status == RESUME_ME else f"failed with status {status}: {why}"
         return Outcome(run, status, line)
+
+    def note_pruned(self, run: Member) -> Outcome:
+        """Record that a run belongs to a hopeless trial, and return that as its outcome."""
+        line = f"{store.PRUNED}: the validation scores of its trial are below the median before"
+        store.note(self.sweep, run.name, store.make_end(DONE, line))
+        return Outcome(run, DONE, line)
 
     def print_outcome(self, outcome: Outcome, i: int) -> Outcome:
         print(printable(f"{i}: {outcome.run.name}: {outcome.line}"), flush=True)
