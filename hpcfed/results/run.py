@@ -221,7 +221,11 @@ class Run:
     @property
     def state(self) -> state.State:
         """Whether the run is running, its progress, and the time left, at present."""
-        now = state.of(self._record, self.folder) if self._record else state.state(self.folder)
+        rounds = self.member[1].fields["rounds"] if self.member else 0
+        if self._record:
+            now = state.of(self._record, self.folder, rounds)
+        else:
+            now = state.state(self.folder, rounds)
         return state.add_sweep_end(*self.member, now) if self.member else now
 
     @property

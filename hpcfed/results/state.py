@@ -67,34 +67,40 @@ class State:
         return self.word == STOPPED and self.why.startswith(sweeps.PRUNED)
 
 
-def state(run: Path) -> State:
-    """Return the state of the run in this folder, or of the result file at this path."""
+def state(run: Path, rounds: int = 0) -> State:
+    """Return the state of the run in this folder, or of the result file at this path.
+
+    rounds: of its sweep, which may have got more since the run was finished; 0: of its own job.
+    """
     folder = names.folder_of(run)
     try:
         record = load(run)
     except CheckpointError as error:
         exists = os.path.exists(names.results_file(folder))
         return State(DAMAGED, why=first_line(error)) if exists else State(NOT_STARTED)
-    return of(record, folder)
+    return of(record, folder, rounds)
 
 
-def of(record: Record, folder: Path) -> State:
-    """Return the state of the run in this folder, given its record."""
-    word, since = current_state(record, folder, time())
-    facts = progress(record)
+def of(record: Record, folder: Path, rounds: int = 0) -> State:
+    """Return the state of the run in this folder, given its record, and the rounds as `state`."""
+    total = max(rounds, record.header["job"]["rounds"])
+    word, since = current_state(record, folder, time(), total)
+    facts = progress(record) | {"total": total}
     running = word == RUNNING and facts["seconds"] is not None
     left = (facts["total"] - record.rounds) * facts["seconds"] if running else None
     return State(word, since, left=left, **facts, **last_checkpoint(folder))
 
 
-def current_state(record: Record, folder: Path, now: float) -> tuple[str, float | None]:
-    """Return whether a run is finished, running or ended early, and since when.
+def current_state(
+    record: Record, folder: Path, now: float, rounds: int
+) -> tuple[str, float | None]:
+    """Return whether a run of these rounds is finished, running or ended early, and since when.
 
     A run whose ranks are killed leaves its lock, whose holder is known to be dead at once on the
     same machine, and heartbeat files, which become old; one that ends in order removes both. A run
     within another program, as hpcfed.run in a notebook, writes no heartbeat.
     """
-    if complete(record):
+    if has_finished(record, rounds):
         return FINISHED, modified_at(record.path)
     signs = [
         when
@@ -130,12 +136,11 @@ def modified_at(path: Path) -> float | None:
 
 
 def progress(record: Record) -> dict[str, Any]:
-    """Return the fields of `State` that follow from the record."""
+    """Return the fields of `State` that follow from the record alone."""
     metric = main_metric(record)
     value = summary_statistics(last(record, f"clients/{metric}"))["mean"]
     return {
         "rounds": record.rounds,
-        "total": record.header["job"]["rounds"],
         "accuracy": value if metric == "accuracy" else None,
         "seconds": seconds_of(record),
         "metric": metric,
@@ -158,7 +163,7 @@ def last_checkpoint(folder: Path) -> dict[str, Any]:
 
 def member(sweep: sweeps.Sweep, run: sweeps.Member) -> State:
     """Return the state of a run of a sweep."""
-    return add_sweep_end(sweep, run, state(sweep.folder / run.name))
+    return add_sweep_end(sweep, run, state(sweep.folder / run.name, run.fields["rounds"]))
 
 
 def add_sweep_end(sweep: sweeps.Sweep, run: sweeps.Member, current: State) -> State:

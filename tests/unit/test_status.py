@@ -14,6 +14,7 @@ from hpcfed.core import wording
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.status import status
 from hpcfed.results import state as states
+from hpcfed.results.run import find
 from hpcfed.storage import lock, names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Results
@@ -150,6 +151,18 @@ def test_a_sweep_lists_its_runs_with_those_that_failed_or_are_not_begun(tmp_path
     assert cli.main(["status", str(sweep.folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and "hpcfed: no data" in lines[2] and "0/10" in lines[4]
+
+
+def test_a_run_of_a_sweep_that_got_more_rounds_is_not_finished(tmp_path):
+    written(results(tmp_path / "a", ended="finished"), 10)
+    for rounds, word in ((8, "finished"), (10, "finished"), (12, "stopped")):
+        run = Member("a", [], {"rounds": rounds})
+        store.write(sweep := Sweep(tmp_path, [], ".", 1, "", (run,)))
+        assert (states.member(sweep, run).word, find([tmp_path])[0].state.word) == (word, word)
+    assert (states.member(sweep, run).rounds, states.member(sweep, run).total) == (10, 12)
+    early = Member("e", [], {"rounds": 12})
+    written(results(tmp_path / "e", ended="finished", early="no lower loss"), 3)
+    assert states.member(Sweep(tmp_path, [], ".", 1, "", (early,)), early).word == "finished"
 
 
 def test_a_folder_means_the_runs_sweeps_and_result_files_in_it(tmp_path):
