@@ -191,6 +191,8 @@ def test_names_of_runs_contain_values_and_are_those_of_folders():
         (["--seed", "0"], "no field has several values"),
         (["--seed", "0,,1"], "empty value, or one twice"),
         (["--seed", "0,0"], "empty value, or one twice"),
+        (["--seed", "0,1,00"], "runs seed=0 and seed=00 are the same job"),
+        (["--local.lr", "0.1,1e-1"], "runs lr=0.1 and lr=1e-1 are the same job"),
         (["--sed", "0,1"], "did you mean 'seed'"),
         (["--seed", "0,1", "--overwrite"], "--overwrite: a sweep gives each run its own folder"),
         (["--seed", "0,1", "--resume", "x"], "--resume"),

@@ -6,6 +6,7 @@ Each combination is checked as a job before any run starts.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -104,6 +105,7 @@ def define(
     ]
     called = labels([file_label(path, files) | values for _, values, path in cases])
     jobs = load_fields([[*common, *more] for more in run_words], called)
+    refuse_equal([(path, job) for (*_, path), job in zip(cases, jobs, strict=True)], called)
     if trials and not all(job["evaluate.validation"] for job in jobs):
         raise ConfigError(
             "sweep: a search is judged on examples that clients hold out of their training data, "
@@ -361,6 +363,20 @@ def load_fields(lines: list[list[str]], called: list[str]) -> list[Fields]:
             message += "\n  a field of one method alone has its name, as in --ditto.lam 0.1,1"
         raise ConfigError(message)
     return jobs
+
+
+def refuse_equal(jobs: Sequence[tuple[Path | None, Fields]], called: Sequence[str]) -> None:
+    """Raise ConfigError for two runs of one job file that are the same job, as seeds 0 and 00.
+
+    jobs: with their files.
+    """
+    names: dict[str, str] = {}
+    for (path, fields), name in zip(jobs, called, strict=True):
+        other = names.setdefault(f"{path} {json.dumps(fields, sort_keys=True)}", name)
+        if other != name:
+            raise ConfigError(
+                f"sweep: the runs {other} and {name} are the same job; name each value once"
+            )
 
 
 def job_of(words: list[str], only: Importable | None = None) -> Fields:
