@@ -86,6 +86,11 @@ class Found:
     holder: Holder
     renewed: float
 
+    @property
+    def last(self) -> str:
+        """When it was last renewed, as text."""
+        return strftime("%Y-%m-%d %H:%M:%S", localtime(self.renewed))
+
 
 def this_process(world: str, env: Mapping[str, str] = os.environ) -> Holder:
     """Return this process as a holder."""
@@ -180,11 +185,26 @@ def parse_holder(text: bytes) -> Holder:
 
 def find_holder(run: Path) -> Holder | None:
     """Return the holder of a run folder's lock; None if there is none or it is known to be dead."""
+    entry = find_lock(run)
+    return entry.holder if entry else None
+
+
+def find_lock(run: Path) -> Found | None:
+    """Return a run folder's lock; None if there is none or its holder is known to be dead."""
     try:
         entry = read(names.lock_file(run))
     except OSError:
         return None
-    return entry.holder if entry and not dead(entry, time(), this_process("")) else None
+    return entry if entry and not dead(entry, time(), this_process("")) else None
+
+
+def is_silent(entry: Found) -> bool:
+    """Return whether a holder is on another machine and gave no sign of life for a minute.
+
+    `--force` takes the folder from such a holder.
+    """
+    here = bool(machine()) and entry.holder.machine == machine()
+    return not here and time() - entry.renewed > ALIVE
 
 
 def is_locked_by(run: Path, world: str) -> bool:
@@ -420,11 +440,10 @@ def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
 
 def refusal(path: Path, entry: Found, now: float, here: bool, force: bool) -> ConfigError:
     """Return the error that names the holder of the folder and says what to do."""
-    last = strftime("%Y-%m-%d %H:%M:%S", localtime(entry.renewed))
     who = f"out: {path.parent}: another run has this folder: {entry.holder}"
     if here:
         return ConfigError(f"{who}; wait for its end, end it, or give another --out")
-    heard = f"{who}, last heard of at {last}"
+    heard = f"{who}, last heard of at {entry.last}"
     if force or abs(now - entry.renewed) <= ALIVE:
         return ConfigError(f"{heard}; wait for its end, end it, or give another --out")
     return ConfigError(

@@ -7,8 +7,11 @@ import json
 import os
 import re
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
+from time import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +21,8 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.launch.sweep import gpus, launch, pool
 from hpcfed.launch.sweep.grid import agree, define
 from hpcfed.launch.sweep.launch import continuing
-from hpcfed.launch.sweep.pool import BUSY, LEFT, Pool
-from hpcfed.storage import names
+from hpcfed.launch.sweep.pool import BUSY, LEFT, Outcome, Pool
+from hpcfed.storage import lock, names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import Member, Sweep
@@ -422,6 +425,46 @@ def test_a_run_that_another_process_has_is_left_alone(sweep, monkeypatch):
     with open(path, "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert [one.status for one in Pool(sweep, 2).run([0, 1])] == [BUSY, 0]
+
+
+def test_a_run_that_another_process_finished_meanwhile_counts_as_done(sweep, monkeypatch):
+    plays(monkeypatch, b="mkdir s/a s/b")  # the other process finishes a while this one does b
+    path = names.log_file(sweep.folder, "a")
+    path.parent.mkdir(parents=True)
+    with open(path, "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        outcomes = Pool(sweep, 1).run([0, 1])
+    assert [(one.status, one.unfinished) for one in outcomes] == [(0, False)] * 2
+    assert outcomes[0].line == "finished by another process"
+
+
+def test_the_line_of_a_run_is_written_at_once_so_that_others_do_not_cut_it(sweep, monkeypatch):
+    texts = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=texts.append, flush=lambda: None))
+    Pool(sweep, 1).print_outcome(Outcome(sweep.runs[0], 0, "done"), 0)
+    assert list(filter(None, texts)) == ["0: a: done\n"]
+
+
+def lock_of(run: Path, host: str, silent: float) -> None:
+    """Leave the lock of a process on this host, which was last renewed so many seconds ago."""
+    run.mkdir(parents=True)
+    holder = lock.Holder("0" * 32, "w", "me", host, "another boot", 7, "1")
+    path = names.lock_file(run)
+    path.write_text(json.dumps(vars(holder)))
+    os.utime(path, (time() - silent, time() - silent))
+
+
+def test_a_run_whose_process_on_another_machine_is_silent_for_a_minute_is_taken_over(
+    sweep, monkeypatch
+):
+    monkeypatch.setattr(pool, "is_finished", lambda sweep, run: False)
+    monkeypatch.setattr(launch, "command", lambda sweep, run: ["sh", "-c", 'echo "got $0"; exit 2'])
+    lock_of(sweep.folder / "a", "node7", 300)
+    lock_of(sweep.folder / "b", "node7", 5)
+    outcomes = Pool(sweep, 1).run([0, 1])
+    assert [one.status for one in outcomes] == [2, BUSY]
+    assert "got --force" in outcomes[0].line
+    assert re.search("process 7 of me on node7 runs it, last heard of at 20", outcomes[1].line)
 
 
 def test_a_run_holds_its_lock_as_long_as_it_lasts(sweep, monkeypatch):

@@ -107,14 +107,16 @@ def find_launcher(who: str, ranks: int, command_line: str, advice: str) -> list[
 
 
 def start(
-    sweep: Sweep, run: Member, log: BinaryIO, gpus: str | None = None
+    sweep: Sweep, run: Member, log: BinaryIO, gpus: str | None = None, force: bool = False
 ) -> subprocess.Popen[bytes]:
     """Start a run, in a process group of its own.
 
     So Ctrl-C in a terminal reaches this process alone.
     gpus: the GPUs that it may use, from `gpus.shares`.
+    force: take its folder from a process on another machine that gives no sign of life.
     """
-    words, variables = command(sweep, run), {} if gpus is None else {MASK: gpus}
+    words = [*command(sweep, run), *(["--force"] if force else [])]
+    variables = {} if gpus is None else {MASK: gpus}
     shown = [f"{name}={value}" for name, value in variables.items()]
     log.write(f"\n$ {' '.join([*shown, shlex.join(words)])}\n".encode(errors="surrogateescape"))
     log.flush()

@@ -95,7 +95,13 @@ class Pool:
             while left := wait(tasks, LOOK).not_done:
                 board.show(len(tasks) - len(left), len(tasks), self.rounds())
                 self.prune()
-            return [task.result() for task in tasks]
+            return [self.look_again(task.result()) for task in tasks]
+
+    def look_again(self, outcome: Outcome) -> Outcome:
+        """Return the outcome, of a run that another process had as it is now."""
+        if outcome.status == BUSY and is_finished(self.sweep, outcome.run):
+            return Outcome(outcome.run, DONE, "finished by another process")
+        return outcome
 
     def rounds(self) -> list[str]:
         """Return the progress of the active runs, from their last output."""
@@ -142,15 +148,18 @@ class Pool:
                 return self.print_outcome(Outcome(run, DONE, "finished before"), i)
             if is_pruned(self.sweep, run):
                 return self.print_outcome(Outcome(run, DONE, "pruned before"), i)
-            if holder := lock.find_holder(self.sweep.folder / run.name):
-                return self.print_outcome(Outcome(run, BUSY, f"left alone: {holder} runs it"), i)
+            entry = lock.find_lock(self.sweep.folder / run.name)
+            silent = entry is not None and lock.is_silent(entry)
+            if entry and not silent:
+                line = f"left alone: {entry.holder} runs it, last heard of at {entry.last}"
+                return self.print_outcome(Outcome(run, BUSY, line), i)
             if self.stopping:
                 return Outcome(run, LEFT, "not started")
             if self.pruned:
                 return self.print_outcome(self.note_pruned(run), i)
             store.note(self.sweep, run.name, None)
             begun = monotonic()
-            process = start(self.sweep, run, log, gpus)
+            process = start(self.sweep, run, log, gpus, force=silent)
         self.active.append((run, process))
         try:
             status = self.through(process)
@@ -188,7 +197,8 @@ class Pool:
         return Outcome(run, DONE, line)
 
     def print_outcome(self, outcome: Outcome, i: int) -> Outcome:
-        print(printable(f"{i}: {outcome.run.name}: {outcome.line}"), flush=True)
+        line = printable(f"{i}: {outcome.run.name}: {outcome.line}")
+        print(f"{line}\n", end="", flush=True)  # one write: several threads print
         return outcome
 
 
