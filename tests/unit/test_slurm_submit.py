@@ -234,6 +234,8 @@ def test_a_time_that_leaves_some_for_the_run_is_passed_on(bin, capsys, time):
         (["--sbatch=--gres=gpu"], 1),
         (["--sbatch=--gpus-per-node=2"], 2),
         (["--sbatch=--gpus=8", "--nodes", "2"], 4),
+        (["--sbatch=--gpus-per-task=1"], 1),
+        (["--sbatch=--gpus-per-task=a100:2"], 1),  # Slurm gives each rank as many
         (["--sbatch=-G4"], 4),
         (["--sbatch=--gres=gpu:4", "--ntasks-per-node", "2"], 2),
     ],

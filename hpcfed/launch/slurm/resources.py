@@ -21,12 +21,12 @@ from hpcfed.storage.fields import Fields
 
 SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a slow file system
 LOOKS = 60  # seconds, two of Slurm's looks at time limits, by which a signal may come early
-# options of sbatch that ask for GPUs, with their number: of a node, of a rank, and of the job
+# options of sbatch that ask for GPUs, with their number: of a node, and of the job; with
+# --gpus-per-task it follows from the number of ranks, and not the other way round
 OF_JOB = re.compile(r"(?:--gpus|-G)(?:[= ]|(?=\d))(?:[^ :]+:)?(\d+)")
 GPUS = (
     re.compile(r"--gres[= ](?:[^ ]*,)?gpu(?::[a-zA-Z][^ :,]*)?(?::(\d+))?(?=[,( ]|$)"),
     re.compile(r"--gpus-per-node[= ](?:[^ :]+:)?(\d+)"),
-    re.compile(r"--gpus-per-task[= ]"),
     OF_JOB,
 )
 
@@ -81,7 +81,10 @@ def fill_tasks(resources: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpus_of(option: str, nodes: int) -> int:
-    """Return the number of GPUs of a node for which an option of sbatch asks; 0: for none."""
+    """Return the number of GPUs of a node for which an option of sbatch asks.
+
+    0: for none, or for as many as there are ranks.
+    """
     number = next(filter(None, (form.search(option) for form in GPUS)), None)
     if not number:
         return 0
