@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.cases import MACHINE, axes, find_cases, with_machine
+from hpcfed.core.wording import count_noun
+from hpcfed.report.cases import MACHINE, SEED, axes, find_cases, with_machine
+from hpcfed.report.figures.runs import left_out
 from hpcfed.report.formats import FORMATS, Grid, Shown
 from hpcfed.report.naming import Names, with_titles
 from hpcfed.report.pairs import label_fields
@@ -52,20 +56,28 @@ def scaling(
 ) -> str:
     """Return the table, and the path of the picture that was drawn.
 
-    out: the picture; default: scaling.png in the folder of the first run. Raises ConfigError if all
-    finished runs of each job have the same number of ranks.
+    out: the picture; default: scaling.png in the folder of the first run. Runs that are not
+    finished, and rounds that a resumed run did on other ranks, are left out with a note. Raises
+    ConfigError if all finished runs of each job have the same number of ranks.
     """
     from hpcfed.report.figures import plotting  # here: a page imports this module for its numbers
     from hpcfed.report.figures.scaling import draw
 
-    measured = points(find_cases(runs, names))
+    cases = find_cases(runs, names)
+    measured = points(cases)
     picture = plotting.save(draw(measured), out or folder_at(runs[0]) / PICTURE)
-    return f"{FORMATS[format](grid(measured))}\n\n{picture}"
+    remarks = [*notes(measured), *left_out([run for run in cases if not run.finished])]
+    remarks += [text for run in cases if run.finished for text in note_resumed(run)]
+    return f"{FORMATS[format](grid(measured, remarks))}\n\n{picture}"
 
 
 def points(runs: Sequence[Run]) -> list[Point]:
-    """Return the finished runs by job, from the fewest ranks on. Raises ConfigError as above."""
-    timed = with_machine(with_titles([run for run in runs if run.finished]))
+    """Return the finished runs by job, from the fewest ranks on.
+
+    Raises ConfigError as above, and for two runs of one job and seed on as many ranks.
+    """
+    finished = [run for run in runs if run.finished and rounds_here(run).any()]
+    timed = with_machine(with_titles(finished))
     down, across = axes(timed, None, None)
     fields = [*down, *across]
     jobs: dict[str, dict[tuple[int, int], list[Run]]] = {}
@@ -77,6 +89,8 @@ def points(runs: Sequence[Run]) -> list[Point]:
             "scaling: the finished runs of each job have one number of ranks; run it on several, "
             "as with mpirun -np 2, each with its own --out"
         )
+    for group in (group for places in jobs.values() for group in places.values()):
+        refuse_same_seed(group)
     result = []
     for job, places in jobs.items():
         seconds_by_place = {place: seconds_of(group) for place, group in places.items()}
@@ -91,22 +105,64 @@ def points(runs: Sequence[Run]) -> list[Point]:
     return result
 
 
+def refuse_same_seed(runs: Sequence[Run]) -> None:
+    """Raise ConfigError if two of these runs, of one job on as many ranks, have the same seed."""
+    names_by_seed: dict[object, list[str]] = {}
+    for run in runs:
+        names_by_seed.setdefault(run.fields.get(SEED), []).append(run.name)
+    for names in (names for names in names_by_seed.values() if len(names) > 1):
+        raise ConfigError(
+            f"scaling: {', '.join(names)}: the same job and seed on "
+            f"{count_noun(runs[0].fields[RANKS], 'rank')}; give one of them"
+        )
+
+
+def rounds_here(run: Run) -> np.ndarray:
+    """Return which rounds were done on the ranks and nodes of the run's last start, [T].
+
+    Those before a resume may have been done on others.
+    """
+
+    def place(part: dict[str, Any]) -> tuple[Any, Any]:
+        return part.get("ranks"), part.get("hardware", {}).get("nodes")
+
+    parts = [*run.header.get("history", []), run.header]
+    here = np.full(run.record.rounds, place(parts[0]) == place(run.header))
+    for before, part in pairwise(parts):
+        here[before["rounds"] :] = place(part) == place(run.header)
+    return here
+
+
+def note_resumed(run: Run) -> list[str]:
+    """Return a note on rounds of a run that were done on other ranks, if there are any."""
+    here = rounds_here(run)
+    others = f"{run.name}: {np.sum(~here)} of its {len(here)} rounds were done on other ranks"
+    return [] if here.all() else [f"{others}, before it was resumed; left out"]
+
+
 def seconds_of(runs: Sequence[Run]) -> float:
     """Return the seconds of a round, mean over rounds and runs."""
-    return float(np.mean([np.nanmean(by_round(run.record, "seconds")) for run in runs]))
+    means = [np.nanmean(by_round(run.record, "seconds")[rounds_here(run)]) for run in runs]
+    return float(np.mean(means))
 
 
 def mean_phases(runs: Sequence[Run]) -> dict[str, float]:
     """Return the seconds of a round by phase, mean over ranks, rounds and runs."""
     each = [
-        {name: float(np.nanmean(seconds)) for name, seconds in phases(run.record).items()}
+        {
+            name: float(np.nanmean(seconds[rounds_here(run)]))
+            for name, seconds in phases(run.record).items()
+        }
         for run in runs
     ]
     return {name: float(np.mean([one.get(name, 0.0) for one in each])) for name in each[0]}
 
 
-def grid(measured: Sequence[Point]) -> Grid:
-    """Return the table: a line for each number of ranks, with the share of time of each phase."""
+def grid(measured: Sequence[Point], remarks: list[str]) -> Grid:
+    """Return the table: a line for each number of ranks, with the share of time of each phase.
+
+    remarks: lines below it.
+    """
     nodes = [NODES] if len({point.nodes for point in measured}) > 1 else []
     shown = [name for name in measured[0].phases if any(p.phases.get(name) for p in measured)]
     rows = [
@@ -120,7 +176,6 @@ def grid(measured: Sequence[Point]) -> Grid:
     )
     cells = [line(point, shown) for point in measured]
     fields = ["job", RANKS, *nodes]
-    remarks = notes(measured)
     return Grid(caption, "seconds", fields, ["measure"], rows, heads, cells, remarks, spoken=True)
 
 

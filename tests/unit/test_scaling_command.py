@@ -19,22 +19,27 @@ def run(
     seconds: float,
     wait: float = 0.0,
     hardware: dict[str, object] | None = None,
+    history: list[dict[str, object]] | None = None,
+    ended: str = "finished",
     **about: object,
 ) -> Path:
     """A run of three rounds on these ranks; the rest of a round is training."""
     folder.mkdir(parents=True)
-    header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": "finished"}
+    header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": ended}
     header |= {
+        "history": history or [],
         "ranks": ranks,
         "hardware": {"nodes": 1, **(hardware or {})},
         "versions": {"hpcfed": "0.1.0"},
     }
     results = Results(folder, header, {})
-    for _ in range(3):
+    for t in range(3 if ended == "finished" else 2):
+        part = next((part for part in history or [] if t < part["rounds"]), {"ranks": ranks})
         phases = {"ranks/train": seconds - wait, "ranks/wait": wait}
         results.append(
-            {name: np.full(ranks, value) for name, value in phases.items()}
-            | {"clients/accuracy": np.full(2, 0.5), "rounds/seconds": seconds}
+            {name: np.full(part["ranks"], value) for name, value in phases.items()}
+            | {"clients/accuracy": np.full(2, 0.5)}
+            | {"rounds/seconds": part.get("seconds", seconds)}
         )
     results.finish()
     return folder
@@ -88,3 +93,32 @@ def test_runs_on_different_processors_or_gpus_are_named(tmp_path):
     text = str(scaling(runs))
     assert "the runs are of different GPUs or CPUs: A100, H100" in text
     assert "different processors" not in text
+
+
+def test_a_run_that_is_not_finished_is_left_out_with_a_note(tmp_path):
+    ends = {1: "stopped", 2: "finished", 4: "finished"}
+    runs = [run(tmp_path / str(n), n, 4.0 / n, ended=ended) for n, ended in ends.items()]
+    text = lines(scaling(runs))
+    assert [line.split()[1] for line in text if line.startswith("FedAvg")] == ["2", "4"]
+    assert f"left out: {runs[0]}: 2 of 3 rounds are done" in text
+
+
+def test_rounds_that_a_resumed_run_did_on_other_ranks_do_not_count(tmp_path):
+    resumed = [{"rounds": 2, "ranks": 2, "seconds": 9.0, "hardware": {"nodes": 1}}]
+    again = [{"rounds": 3, "ranks": 2, "hardware": {"nodes": 1}}]  # on 8 ranks only final steps
+    runs = [run(tmp_path / "1", 1, 4.0, history=resumed), run(tmp_path / "2", 2, 2.0)]
+    runs += [run(tmp_path / "8", 8, 1.0, history=again)]
+    text = lines(scaling(runs))
+    rows = [line.split()[1:5] for line in text if line.startswith("FedAvg")]
+    assert rows == [["1", "4", "s", "1.00"], ["2", "2", "s", "2.00"]]
+    for path, n in ((runs[0], 2), (runs[2], 3)):
+        note = f"{path}: {n} of its 3 rounds were done on other ranks, before it was resumed"
+        assert f"{note}; left out" in text
+
+
+def test_two_runs_of_one_seed_on_the_same_ranks_are_refused(tmp_path):
+    runs = [run(tmp_path / name, ranks, 4.0) for name, ranks in (("a", 1), ("b", 1), ("c", 2))]
+    with pytest.raises(ConfigError, match="/a, .*/b: the same job and seed on 1 rank; give one of"):
+        scaling(runs)
+    more = [run(tmp_path / f"seed{n}", n, 4.0, seed=1) for n in (1, 2)]
+    assert scaling([runs[0], runs[2], *more])
