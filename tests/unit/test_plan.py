@@ -55,6 +55,8 @@ def trial(
     rows: int = 3,
     joules: float | None = None,
     sizes: tuple[int, int] = (10, 20),
+    examples: tuple[int, int] = (20, 40),
+    accuracy: tuple[float, float] = (0.5, 0.5),
     **header: Any,
 ) -> Path:
     """Client 0 has 10 training and 4 test examples and takes 1 s a round on rank 0, client 1 twice
@@ -64,6 +66,8 @@ def trial(
     recorded.
 
     sizes: training examples of both.
+    examples, accuracy: of both in each round; 0 if a client did not train, nan if it was not
+    evaluated.
     joules: of a round after the first, of the packages that rank 0 reads; None: not recorded.
     """
     counted = {} if joules is None else {"ranks/joules_train": np.array([joules, np.nan])}
@@ -82,8 +86,8 @@ def trial(
         results.append(
             {
                 "clients/seconds": slow * np.array([1.0, 2.0]),
-                "clients/examples": np.array([20, 40]),
-                "clients/accuracy": np.array([0.5, 0.5]),
+                "clients/examples": np.array(examples),
+                "clients/accuracy": np.array(accuracy),
                 "rounds/seconds": np.float64(slow * 3.4),
                 "ranks/train": slow * np.array([1.0, 2.0]),
                 "ranks/evaluate": np.array([0.3, 0.5]),
@@ -111,7 +115,7 @@ def four_clients(**changes: object) -> Demand:
         "rest": 0.0,
         "server": 0.0,
         "cohorts": [[[0], [1], [2], [3]]],
-        "everybody": False,
+        "evaluated": None,
         "values": 0,
         "uploads": 0,
         "upload_memory": np.zeros(4),
@@ -131,7 +135,7 @@ def message(capsys: pytest.CaptureFixture, *words: str) -> str:
 
 
 def test_costs_are_medians_over_clients_and_rounds_but_the_first(tmp_path: Path):
-    measured = costs(trial(tmp_path / "run"), everybody=True)
+    measured = costs(trial(tmp_path / "run"), stateless=True)
     assert measured.train == {"mlp": 1 / 20}
     assert measured.evaluate == pytest.approx(0.8 / ((4 + 8) / 20))  # over training as many
     assert measured.rest == pytest.approx(0.3) and measured.server == 0.1  # one client a rank
@@ -157,23 +161,23 @@ def test_a_trial_whose_ranks_did_not_compute_alone_is_refused(
     tmp_path: Path, changed: dict[str, Any], words: str
 ):
     with pytest.raises(ConfigError, match=words):
-        costs(trial(tmp_path / "run", **changed), everybody=True)
+        costs(trial(tmp_path / "run", **changed), stateless=True)
 
 
 def test_a_trial_without_rounds_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="no client has been trained; let it make a few rounds"):
-        costs(trial(tmp_path / "run", rows=0), everybody=True)
+        costs(trial(tmp_path / "run", rows=0), stateless=True)
 
 
 def test_an_architecture_that_was_not_tried_is_refused(tmp_path: Path):
     with pytest.raises(
         ConfigError, match="the short run trained mlp, but this job has cnn; make one of this job"
     ):
-        costs(trial(tmp_path / "run"), everybody=True).of("cnn")
+        costs(trial(tmp_path / "run"), stateless=True).of("cnn")
 
 
 def test_differing_fields_that_affect_costs_are_named(tmp_path: Path):
-    measured = costs(trial(tmp_path / "run"), everybody=True)
+    measured = costs(trial(tmp_path / "run"), stateless=True)
     job = load([*FIELDS, "--local.batch", "7", "--seed", "3"], environ={}).plain()
     assert differing_fields(measured, job) == ["local.batch"]
 
@@ -187,16 +191,38 @@ def test_differing_fields_that_affect_costs_are_named(tmp_path: Path):
         ("attack.by", "sign-flip"),
         ("defence.by", "median"),
         ("evaluate.metrics", ["f1"]),
+        ("evaluate.clients", 1),
+        ("evaluate.validation", 0.4),
     ],
 )
 def test_another_treatment_of_messages_and_further_metrics_affect_costs(
     tmp_path: Path, field: str, value: object
 ):
-    measured = costs(trial(tmp_path / "run"), everybody=True)
+    measured = costs(trial(tmp_path / "run"), stateless=True)
     job = load(FIELDS, environ={}).plain()
     section, name = field.split(".")
     job[section][name] = value
     assert differing_fields(measured, job) == [field if section == "evaluate" else section]
+
+
+def test_the_cost_of_an_evaluation_is_of_the_clients_that_the_short_run_evaluated(tmp_path: Path):
+    job = load([*FIELDS, "--evaluate.clients", "1"], environ={}).plain()
+    folder = tmp_path / "one"  # client 0 is evaluated with the shared model, and client 1 trains
+    one = trial(folder, job=job, examples=(0, 40), accuracy=(0.5, np.nan))
+    assert costs(one, stateless=True).evaluate == pytest.approx(0.8 / (4 / 20))
+    cohort = load([*FIELDS, "--evaluate.clients", "cohort"], environ={}).plain()
+    trained = trial(tmp_path / "cohort", job=cohort, examples=(0, 40))  # client 0 was before
+    for run, stateless in ((trained, True), (trained, False)):
+        assert costs(run, stateless).evaluate == pytest.approx(0.8 / (8 / 20))
+
+
+def test_a_number_of_evaluated_clients_is_that_of_the_job(tmp_path: Path, capsys):
+    run = trial(tmp_path / "run")
+    one, two, everyone = (
+        planned(run, capsys, "--evaluate.clients", n)["clusters"][0]["parts"]["evaluate"]
+        for n in ("1", "2", "all")
+    )
+    assert 0 < one < two == everyone
 
 
 def test_a_list_of_nodes_may_double():
@@ -220,6 +246,18 @@ def test_a_round_on_one_rank_is_the_sum_of_its_clients():
     parts = {"train": 10.0, "evaluate": 2.0, "rest": 1.0, "wait": 0.0, "server": 2.0}
     assert one.parts == parts | {"communicate": 0.0}
     assert one.seconds == 15.0 and one.hours == 150 / 3600 and one.node_hours == one.hours
+
+
+def test_drawn_clients_are_evaluated_each_round_if_clients_keep_no_model_and_else_once_trained():
+    cohorts, drawn = [[[0], [1]]], np.array([1, 2, 3])
+    for stateless, seconds in ((True, 20 + 30 + 40), (False, 20)):
+        demand = four_clients(
+            evaluate=np.array([10.0, 20.0, 30.0, 40.0]),
+            evaluated=drawn,
+            cohorts=cohorts,
+            stateless=stateless,
+        )
+        assert predict(demand, Cluster(1, 1, 1, FREE)).parts["evaluate"] == seconds
 
 
 def test_the_slowest_rank_makes_the_round():
@@ -399,11 +437,11 @@ def test_a_method_s_own_passes_are_as_many_as_in_the_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     more = trial(tmp_path / "more", sizes=(4, 8))  # passed over five times in a round, not twice
-    assert costs(more, everybody=True).passes == pytest.approx(5 / 2)
+    assert costs(more, stateless=True).passes == pytest.approx(5 / 2)
     steps = load(FIELDS, environ={}).plain()
     steps["local"]["steps"] = 1
     of_steps = trial(tmp_path / "steps", sizes=(4, 40), job=steps)  # of batches of 16
-    assert costs(of_steps, everybody=True).passes == pytest.approx((20 + 40) / (4 + 16))
+    assert costs(of_steps, stateless=True).passes == pytest.approx((20 + 40) / (4 + 16))
     assert planned(more, capsys)["clusters"][0]["parts"]["train"] == pytest.approx(40 * 5 / 20)
 
 
@@ -411,7 +449,7 @@ def test_energy_is_the_power_of_a_node_times_node_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     """340 J in a round of 3.4 s are 100 W."""
-    assert costs(trial(tmp_path / "trial", joules=340.0), everybody=True).watts == pytest.approx(
+    assert costs(trial(tmp_path / "trial", joules=340.0), stateless=True).watts == pytest.approx(
         100
     )
     words = ["plan", *FIELDS, "--costs", str(tmp_path / "trial"), "--nodes", "1,2"]

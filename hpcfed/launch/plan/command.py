@@ -233,7 +233,7 @@ def costs_and_demand(
         if facts.many
         else np.array([len(rows) for rows in facts.rows.test])
     )
-    trial = costs(run, evaluates_everybody(fed))
+    trial = costs(run, fed.store.stateless)
     if trial.processor != "cpu":  # clients that a GPU trains as one are placed as one
         fed.job = resolve_engine(fed, job.algorithm, gpus=True)
     ratios = measure_ratios(fed) if comparable(job, trial) else {}
@@ -281,7 +281,7 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
         rest=trial.rest,
         server=trial.server,
         cohorts=[fed.turns.grouping(cohort) for cohort in cohorts],
-        everybody=evaluates_everybody(fed),
+        evaluated=evaluated_clients(fed),
         values=values,
         uploads=0 if values else sum(sent),
         upload_memory=upload_memory,
@@ -290,11 +290,14 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
     )
 
 
-def evaluates_everybody(fed: Federation) -> bool:
-    """Return whether a round also evaluates clients that did not train in it, by a shared model."""
-    from hpcfed.engine.evaluation import evaluates_all
+def evaluated_clients(fed: Federation) -> np.ndarray | None:
+    """Return the ids of the clients that are evaluated; None: those of the cohort."""
+    from hpcfed.engine.evaluation import Evaluation
+    from hpcfed.launch.plan.costs import draws_evaluated
 
-    return fed.store.stateless and evaluates_all(fed.job.evaluate.clients, fed.K)
+    if not draws_evaluated(fed.job.evaluate.clients, fed.K):
+        return None
+    return np.array(list(Evaluation(fed, fed.job.algorithm).clients_to_evaluate([])), int)
 
 
 def cluster(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
+from hpcfed.engine.evaluation import evaluates_all
 from hpcfed.results.columns import architectures, column, main_metric
 from hpcfed.storage.fields import at
 from hpcfed.storage.record import Record, load
@@ -33,6 +34,8 @@ ALIKE = (  # fields on which costs depend
     "defence",
     "evaluate.before",
     "evaluate.received",
+    "evaluate.clients",
+    "evaluate.validation",
     "evaluate.metrics",
     "run.threads",
     "run.precision",
@@ -85,10 +88,11 @@ class Costs:
         return self.train[architecture]
 
 
-def costs(run: Path, everybody: bool) -> Costs:
+def costs(run: Path, stateless: bool) -> Costs:
     """Return the costs from a run's result file.
 
-    everybody: whether a round also evaluates clients that did not train in it.
+    stateless: whether clients keep no models, so that a round evaluates them whether or not they
+    have trained in it.
     Raises CheckpointError without such a file, ConfigError if it is not usable.
     """
     record = load(run)
@@ -100,7 +104,9 @@ def costs(run: Path, everybody: bool) -> Costs:
     )
     train = rates(names, seconds, examples)
     measured = np.isfinite(column(record, f"clients/{main_metric(record)}")[skip:])
-    evaluated = measured & (everybody | (examples > 0))
+    job = header["job"]
+    drawn = draws_evaluated(at(job, "evaluate.clients"), job["clients"])
+    evaluated = measured & ((stateless and drawn) | (examples > 0))
     return Costs(
         train=train,
         evaluate=evaluation(record, names, train, skip, evaluated),
@@ -115,11 +121,19 @@ def costs(run: Path, everybody: bool) -> Costs:
         cores=header["hardware"]["cores"],
         at_once=header["hardware"].get("ranks_per_gpu", 1),
         processor=header["hardware"]["device"],
-        job=header["job"],
+        job=job,
         watts=power(record, skip),
         passes=passes(record, examples),
         trained=clients_that_train(names, examples, header["ranks"]),
     )
+
+
+def draws_evaluated(wanted: str | int, clients: int) -> bool:
+    """Return whether the clients that are evaluated do not depend on the cohort.
+
+    wanted: the job's evaluate.clients.  clients: how many there are.
+    """
+    return isinstance(wanted, int) or evaluates_all(wanted, clients)
 
 
 def check_usable(record: Record, run: Path) -> None:

@@ -84,7 +84,8 @@ class Demand:
     rest: likewise, of each client that takes part.
     server: seconds of a round on rank 0.
     cohorts: of some rounds, in groups that train on one rank.
-    everybody: whether all clients are evaluated, instead of a cohort.
+    evaluated: ids of the clients that are evaluated, those with models of their own after they have
+    trained; None: the cohort.
     values: of the averaged model; 0 if there is none.
     uploads: bytes that all ranks receive in that case.
     upload_memory: [K], bytes of memory that the uploads of a client take in a round; 0 of clients
@@ -101,7 +102,7 @@ class Demand:
     rest: float
     server: float
     cohorts: list[list[list[int]]]
-    everybody: bool
+    evaluated: np.ndarray | None
     values: int
     uploads: int
     upload_memory: np.ndarray
@@ -179,7 +180,10 @@ def round_parts(
     placement: [K], the rank of each client.
     """
     cohort = np.array([k for ks in groups for k in ks], int)
-    evaluated = np.arange(len(demand.architectures)) if demand.everybody else cohort
+    evaluated = cohort
+    if demand.evaluated is not None:
+        stateless = demand.stateless
+        evaluated = demand.evaluated if stateless else np.intersect1d(cohort, demand.evaluated)
 
     def by_rank(seconds: np.ndarray, clients: np.ndarray) -> np.ndarray:
         return np.bincount(placement[clients], seconds, cluster.ranks) / cluster.rank_speeds
