@@ -423,7 +423,8 @@ def check_same_job(
     for name in sorted(run.fields.keys() | fields.keys()):
         before, now = run.fields.get(name), fields.get(name)
         if before != now and not covers(may_change, name):
-            other = "give the words that it began with" if name == "rounds" else "give another --out"
+            rounds = name == "rounds"
+            other = "give the words that it began with" if rounds else "give another --out"
             raise ConfigError(
                 f"{folder}: run {run.name} was defined with {name} = {before!r}, and now has "
                 f"{now!r}; put the job back as it was, or {other}"

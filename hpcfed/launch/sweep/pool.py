@@ -192,13 +192,13 @@ class Pool:
 
     def note_pruned(self, run: Member) -> Outcome:
         """Record that a run belongs to a hopeless trial, and return that as its outcome."""
-        line = f"{store.PRUNED}: the validation scores of its trial are below the median before"
+        line = f"{store.PRUNED}: the trial's validation scores are below the median of those before"
         store.note(self.sweep, run.name, store.make_end(DONE, line))
         return Outcome(run, DONE, line)
 
     def print_outcome(self, outcome: Outcome, i: int) -> Outcome:
-        line = printable(f"{i}: {outcome.run.name}: {outcome.line}")
-        print(f"{line}\n", end="", flush=True)  # one write: several threads print
+        line = f"{i}: {outcome.run.name}: {outcome.line}"
+        print(f"{printable(line)}\n", end="", flush=True)  # one write: several threads print
         return outcome
 
 
