@@ -16,11 +16,10 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.paths import glob_folder
 from hpcfed.core.tables import size, table
 from hpcfed.results.run import check_exists
-from hpcfed.results.state import complete
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.lock import Lock, find_holder
-from hpcfed.storage.record import load
+from hpcfed.storage.record import has_finished, load
 
 WORLD = "hpcfed clean"  # holder of the lock of a run while its files are deleted
 
@@ -43,12 +42,14 @@ def clean(runs: Sequence[Path], delete: bool = False, last: bool = False) -> Gro
     """
     rows, notes, total = [], [], 0
     for path in runs:
-        for run, _ in sweeps.runs(check_exists(path)):
-            folder = names.folder_of(run)
+        for run, place in sweeps.runs(check_exists(path)):
+            folder, rounds = names.folder_of(run), place[1].fields["rounds"] if place else 0
             if holder := find_holder(folder):
                 notes.append(f"{folder}: {holder} has this run; it is left alone")
                 continue
-            for waste in remove_from(folder, last) if delete else list(find_waste(folder, last)):
+            through = last and finished(folder, rounds)
+            find = remove_from if delete else find_waste
+            for waste in list(find(folder, through)):
                 rows.append((str(folder), waste.what, size(waste.bytes)))
                 total += waste.bytes
     done = "deleted" if delete else "can be deleted; nothing has been yet: add --delete"
@@ -57,9 +58,12 @@ def clean(runs: Sequence[Path], delete: bool = False, last: bool = False) -> Gro
 
 
 def find_waste(folder: Path, last: bool) -> Iterator[Waste]:
-    """Yield what of a run nobody needs: older checkpoints, and what interrupted writes left."""
+    """Yield what of a run nobody needs: older checkpoints, and what interrupted writes left.
+
+    last: the last checkpoint too.
+    """
     indices = checkpoint.saved(folder)
-    n_needed = 0 if last and finished(folder) else 1
+    n_needed = 0 if last else 1
     for index in indices[n_needed:]:
         what = "checkpoint" if indices.index(index) else "last checkpoint"
         total = bytes_of(index, *checkpoint.parts_of(index))
@@ -89,10 +93,14 @@ def remove_from(folder: Path, last: bool) -> list[Waste]:
         lock.release()
 
 
-def finished(folder: Path) -> bool:
-    """Return whether the results of a run are readable and complete, with its final steps."""
+def finished(folder: Path, rounds: int) -> bool:
+    """Return whether the results of a run are readable and complete, with its final steps.
+
+    rounds: of its sweep, which may have got more since; 0: of its own job.
+    """
     with suppress(CheckpointError):
-        return complete(load(folder))
+        record = load(folder)
+        return has_finished(record, max(rounds, record.header["job"]["rounds"]))
     return False
 
 

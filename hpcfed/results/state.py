@@ -122,11 +122,6 @@ def current_state(
     return (STALE, last) if last is None or now - last > patience else (RUNNING, None)
 
 
-def complete(record: Record) -> bool:
-    """Return whether all rounds of the job and the final steps are done, or it has ended early."""
-    return has_finished(record, record.header["job"]["rounds"])
-
-
 def modified_at(path: Path) -> float | None:
     """Return when a file was last written; None if there is none."""
     try:

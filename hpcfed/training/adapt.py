@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from hpcfed.tasks import Task
 
 
-
 def adapt(fed: Federation, client: Client, t: int) -> None:
     """Adapt the client's present model to its examples by the settings [adapt].
 

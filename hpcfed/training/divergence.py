@@ -53,9 +53,7 @@ def check_finite(
     if len(bad):
         epoch = sum(examples[: bad[0]]) // n
         batch = bad[0] - epoch * math.ceil(n / max(1, examples[0]))
-        what = (
-            f"the loss is {values[bad[0]]} in {place}, epoch {epoch + 1}, batch {batch + 1}"
-        )
+        what = f"the loss is {values[bad[0]]} in {place}, epoch {epoch + 1}, batch {batch + 1}"
     error = DivergedError(
         f"{fed.warnings.where(client)}: {what} (lr {lr:g}); {fed.warnings.last_checkpoint}\n"
         f"  a smaller {field}, or other data, may help"

@@ -1,5 +1,6 @@
 """What runs keep on disk beyond their results, and its deletion."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import hpcfed
 from hpcfed.core.errors import CheckpointError
 from hpcfed.results.clean import bytes_of, clean
 from hpcfed.storage import checkpoint, digest, names
+from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.lock import Lock
 from hpcfed.storage.record import STOPPED, load
 from hpcfed.storage.results import Results
@@ -83,3 +85,14 @@ def test_a_run_that_a_process_has_is_left_alone(run):
     finally:
         lock.release()
     assert len(saved(run)) == 5
+
+
+def test_the_last_checkpoint_of_a_run_stays_if_its_sweep_has_got_more_rounds(tmp_path):
+    words = {"seed": [0, 1], "out": str(tmp_path / "sweep")}
+    hpcfed.sweep(JOB, rounds=1, **words)
+    definition = sweeps.read(tmp_path / "sweep")
+    longer = [replace(run, fields=run.fields | {"rounds": 2}) for run in definition.runs]
+    sweeps.write(replace(definition, runs=tuple(longer)))
+    assert "nothing to delete" in text(tmp_path / "sweep", last=True)
+    sweeps.write(definition)
+    assert "last checkpoint of round 1" in text(tmp_path / "sweep", last=True)
