@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.global_model.afl import project
 from hpcfed.algorithms.global_model.qfedavg import step_sizes
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
@@ -75,16 +74,6 @@ def test_two_rounds_of_qfedavg_in_plain_torch(lipschitz: float | None):
 
 
 # --- AFL
-
-
-def test_projections_on_the_simplex_by_hand():
-    assert project(torch.tensor([0.6, 0.7]).double()).tolist() == pytest.approx([0.45, 0.55])
-    assert project(torch.tensor([5.0, 0.0, 0.0]).double()).tolist() == [1.0, 0.0, 0.0]
-    v = torch.randn(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    p = project(v)
-    assert p.sum().item() == pytest.approx(1) and p.min() >= 0 and (p == 0).any()
-    assert torch.allclose(project(p), p, atol=1e-15)
-    assert torch.allclose(project(p + 7), p, atol=1e-14)  # equal losses change nothing
 
 
 def test_afl_of_fixed_weights_is_fedsgd_of_equal_ones():

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from hpcfed.federation.transforms.privacy import correlated, discrete, hadamard
+from hpcfed.federation.transforms import hadamard
+from hpcfed.federation.transforms.privacy import correlated, discrete
 
 
 def stream():

@@ -13,10 +13,10 @@ from hpcfed.algorithms.public_data.mixtures import (
     of_predictions,
     of_weights,
     put,
-    simplex,
     update_coefficients,
 )
 from hpcfed.core.params import Params
+from hpcfed.core.simplex import nearest_on_simplex
 from tests.golden.test_losses import model
 
 
@@ -35,7 +35,15 @@ def rows(*values: tuple[float, ...]) -> torch.Tensor:
     ],
 )
 def test_the_nearest_row_that_sums_to_one(row: tuple[float, ...], want: tuple[float, ...]):
-    assert simplex(rows(row))[0].tolist() == pytest.approx(want, abs=1e-15)
+    assert nearest_on_simplex(rows(row))[0].tolist() == pytest.approx(want, abs=1e-15)
+
+
+def test_a_point_on_the_simplex_stays_and_equal_additions_change_nothing():
+    v = torch.randn(1, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p = nearest_on_simplex(v)
+    assert p.sum().item() == pytest.approx(1) and p.min() >= 0 and (p == 0).any()
+    assert torch.allclose(nearest_on_simplex(p), p, atol=1e-15)
+    assert torch.allclose(nearest_on_simplex(p + 7), p, atol=1e-14)
 
 
 def test_a_cohort_mixes_its_own_members_alone_and_the_other_coefficients_stay():

@@ -34,6 +34,7 @@ from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Unused, 
 from hpcfed.algorithms.base import PLAIN_GRADIENT
 from hpcfed.algorithms.global_model.iterates import add_iterate
 from hpcfed.algorithms.references.fedsgd import step_down
+from hpcfed.core.simplex import nearest_on_simplex
 from hpcfed.training.infer import mean_loss
 
 
@@ -102,19 +103,8 @@ class AFL(RoundBased):
         x, lam = state.x + step, state.lam.tolist()
         for k, loss in losses.items():
             lam[k] += self.lambda_lr * float(loss)
-        new = project(torch.tensor(lam, dtype=torch.float64)).to(fed.device)
+        (new,) = nearest_on_simplex(torch.tensor(lam, dtype=torch.float64)[None]).to(fed.device)
         return State(x, new, add_iterate(state.mean, x, int(state.n)), state.n + 1)
 
     def finish(self, fed: Federation, state: State, t: int) -> State:
         return State(state.mean, state.lam, state.mean, state.n)
-
-
-def project(v: Tensor) -> Tensor:
-    """Return the nearest vector whose entries are >= 0 and sum to 1.
-
-    Wang and Carreira-Perpinan, 2013, arXiv:1309.1541, algorithm 1.
-    """
-    ordered = v.sort(descending=True).values
-    shifts = (1 - ordered.cumsum(0)) / torch.arange(1, len(v) + 1, dtype=v.dtype)
-    rho = int((ordered + shifts > 0).nonzero()[-1])
-    return (v + shifts[rho]).clamp(min=0)

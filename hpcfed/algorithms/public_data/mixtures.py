@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hpcfed.core.simplex import nearest_on_simplex
+
 TINY = 1e-30  # lower bound: a soft prediction that has underflowed to 0 still has a logarithm
 Distance = Literal["kl", "mse"]
 
@@ -61,16 +63,4 @@ def update_coefficients(rows: Tensor, gradient: Tensor, lr: float, rho: float) -
     The step is at most 1 / (2 rho), beyond which the penalty alone would overshoot.
     """
     step = min(lr, 1 / (2 * rho)) if rho else lr
-    return simplex(rows - step * (gradient + 2 * rho * (rows - 1 / len(rows))))
-
-
-def simplex(rows: Tensor) -> Tensor:
-    """Return for each row the nearest point that is >= 0 and sums to 1.
-
-    Duchi et al., ICML 2008, figure 1.
-    """
-    falling = rows.sort(dim=1, descending=True).values
-    count = torch.arange(1, rows.shape[1] + 1, device=rows.device)
-    excess = (falling.cumsum(1) - 1) / count
-    last = (falling > excess).sum(1, keepdim=True)
-    return (rows - excess.gather(1, last - 1)).clamp(min=0)
+    return nearest_on_simplex(rows - step * (gradient + 2 * rho * (rows - 1 / len(rows))))

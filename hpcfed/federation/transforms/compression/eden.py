@@ -25,6 +25,7 @@ from scipy.linalg import solve_banded
 from scipy.special import ndtr, ndtri
 
 from hpcfed.core.payload import bytes_of_bits
+from hpcfed.federation.transforms import hadamard
 from hpcfed.federation.transforms.compression.bits import Reader, pack
 from hpcfed.federation.transforms.compression.codec import Codec, Settings, Shape
 
@@ -58,7 +59,7 @@ class EDEN(Codec):
         for start, n, D, rows in slices(flat.size):
             part = np.zeros((rows, D))
             part[:, :n] = flat[start : start + rows * n].reshape(rows, n)
-            rotated = hadamard(part * padded(signs[start : start + rows * n], rows, n, D))
+            rotated = hadamard.transform(part * padded(signs[start : start + rows * n], rows, n, D))
             factor, code = quantise(rotated, self.bits)
             factors.append(factor.astype(np.float32))
             codes.append(code.ravel())
@@ -72,7 +73,7 @@ class EDEN(Codec):
         x, row, code = np.zeros(size, np.float32), 0, 0
         for start, n, D, rows in parts:
             levels = level_of(codes[code : code + rows * D], self.bits).reshape(rows, D)
-            rotated = hadamard(levels * factors[row : row + rows, None])
+            rotated = hadamard.transform(levels * factors[row : row + rows, None])
             back = rotated * padded(signs[start : start + rows * n], rows, n, D)
             x[start : start + rows * n] = back[:, :n].ravel()
             row, code = row + rows, code + rows * D
@@ -123,18 +124,6 @@ def padded(signs: np.ndarray, rows: int, n: int, D: int) -> np.ndarray:
     result = np.ones((rows, D))
     result[:, :n] = signs.reshape(rows, n)
     return result
-
-
-def hadamard(x: np.ndarray) -> np.ndarray:
-    """Return each row times the orthonormal Hadamard matrix, its own inverse; [rows, D]."""
-    rows, D = x.shape
-    y, half = x.copy(), 1
-    while half < D:
-        pairs = y.reshape(rows, -1, 2, half)
-        a, b = pairs[:, :, 0].copy(), pairs[:, :, 1]
-        pairs[:, :, 0], pairs[:, :, 1] = a + b, a - b
-        half *= 2
-    return y / math.sqrt(D)
 
 
 def quantise(y: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:

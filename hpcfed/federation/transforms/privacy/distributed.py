@@ -41,6 +41,7 @@ from hpcfed.federation.transforms.bounded import (
     means_of,
     scale_of_counts,
 )
+from hpcfed.federation.transforms.hadamard import draw_signs, padded, rotate, rotate_back
 from hpcfed.federation.transforms.privacy import discrete
 from hpcfed.federation.transforms.privacy.account import Account
 from hpcfed.federation.transforms.privacy.accounting import LIMITS, package, round_up
@@ -49,7 +50,6 @@ from hpcfed.federation.transforms.privacy.central import (
     CentralMean,
     probability,
 )
-from hpcfed.federation.transforms.privacy.hadamard import draw_signs, padded, rotate, rotate_back
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client

@@ -21,11 +21,11 @@ def draw_signs(g: np.random.Generator, n: int) -> np.ndarray:
 
 
 def transform(values: np.ndarray) -> np.ndarray:
-    """Return the Walsh-Hadamard transform over sqrt(D) of a vector of D values, a power of two.
+    """Return the Walsh-Hadamard transform over sqrt(D) of vectors of D values, a power of two.
 
-    It is its own inverse.
+    It is its own inverse. values: [..., D].
     """
-    D = len(values)
+    D = values.shape[-1]
     if D & (D - 1) or not D:
         raise ValueError(f"a Hadamard transform needs a power of two values, not {D}")
     result = np.array(values, np.float64)
