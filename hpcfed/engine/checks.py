@@ -15,6 +15,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import join_few
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout
+from hpcfed.tasks.classification import Classification
 from hpcfed.training.batches import policy as augmentation
 
 if TYPE_CHECKING:
@@ -89,7 +90,18 @@ def check_classes(job: Job, data: DataSet) -> None:
             f"{data.name} has {len(data.classes)} classes ({join_few(data.classes, 8)}); give one "
             f"for each, in this order"
         )
+    weighted = {
+        "local.class_weights": job.local.class_weights != "none",
+        "local.focal": job.local.focal > 0,
+    }
     if task.has_classes:
+        if isinstance(task, Classification) and type(task).loss is Classification.loss:
+            return
+        for field in (name for name, used in weighted.items() if used):
+            raise ConfigError(
+                f"{field} weighs cross-entropy, but task {task.name!r} has a loss of its own; "
+                f"remove it"
+            )
         return
     has = f"but {data.name} has {task.describe(len(data.classes))} (task {task.name!r})"
     if method.needs_classes:
@@ -100,8 +112,7 @@ def check_classes(job: Job, data: DataSet) -> None:
     fields = {
         "data.wrong_labels": job.data.wrong_labels > 0,
         "adapt.how = 'distil'": job.adapt.how == "distil",
-        "local.class_weights": job.local.class_weights != "none",
-        "local.focal": job.local.focal > 0,
+        **weighted,
         "local.balanced_batches": job.local.balanced_batches,
     }
     for field in (name for name, used in fields.items() if used):

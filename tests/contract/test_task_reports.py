@@ -15,7 +15,7 @@ from hpcfed.report.figures.models import load_labelled, load_probe
 from hpcfed.report.table import table
 from hpcfed.results.export import export
 from hpcfed.results.summary import facts
-from hpcfed.tasks import from_facts
+from hpcfed.tasks import from_facts, make
 from tests.contract import toy
 from tests.contract.models import load, saved_run, with_tests
 from tests.contract.test_contract_tasks import TASKS, file
@@ -33,7 +33,7 @@ def test_a_saved_model_predicts_what_was_scored_in_the_units_of_the_data(
 ):
     folder = run(tmp_path / "run", task, method)
     record, parts = load(folder), toy.partition(np.arange(96) % toy.CLASSES).test
-    main = "mse" if task == "regression" else "macro_auc"
+    main = make(task).main
     with h5py.File(file(task)) as data:
         x, y = data["test/images"][:], data["test/labels"][:]
     for k in with_tests():

@@ -3,19 +3,23 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
+from hpcfed.config.load import load as load_job
 from hpcfed.config.sections import Columns, Data
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data.dataset import Reading, from_arrays, to_arrays
 from hpcfed.data.datasets import load
 from hpcfed.data.partition import split
+from hpcfed.engine.checks import check_classes
 from hpcfed.results.columns import best_mean, format_metric
 from hpcfed.tasks import METRICS, TASKS, from_facts, infer, make
+from hpcfed.tasks.binary import Binary
 from hpcfed.tasks.classification import Classification
 
 pytestmark = pytest.mark.quick
@@ -206,6 +210,17 @@ def test_a_task_derived_from_classification_is_scored_by_its_own_metric_and_loss
     assert kappa == pytest.approx((3 / 4 - 5 / 16) / (1 - 5 / 16))
     assert loss == pytest.approx(1.0)  # one of four is wrong, by 2
     assert answers["predicted"].tolist() == [0, 1, 2, 2] and answers["y"].dtype == np.uint8
+
+
+@pytest.mark.parametrize("flags", [("--local.class_weights", "client"), ("--local.focal", "2")])
+def test_weights_of_classes_are_refused_beside_a_tasks_own_loss(flags, monkeypatch):
+    job = load_job(["--algorithm.name", "local", *flags], environ={})
+    data = SimpleNamespace(task=Ordinal(), classes=("low", "high"), name="steps.csv")
+    with pytest.raises(
+        ConfigError, match=f"{flags[0][2:]} weighs cross-entropy, but task 'ordinal'"
+    ):
+        check_classes(job, data)
+    check_classes(job, SimpleNamespace(task=Binary(), classes=("low", "high"), name="two.csv"))
 
 
 @pytest.mark.parametrize(
