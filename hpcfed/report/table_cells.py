@@ -71,7 +71,7 @@ def client_numbers_note(
     for run in (run for run in runs if run.finished):
         if n := len(each(run.record)):
             numbers.setdefault(label_fields(run, down), []).append(n)
-            missing.setdefault(run.at([SEED]), set()).add(run.fields["clients"] - n)
+            missing.setdefault(run.at([SEED]), set()).add(run.fields.get("clients", n) - n)
     if all(len(counts) == 1 for counts in missing.values()):
         return ""
     column = label_fields(runs[0], across)

@@ -2,6 +2,7 @@
 tweets are learnt.
 """
 
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -150,13 +151,14 @@ def test_two_views_of_texts_and_augmented_texts_are_refused():
     )
 
 
-def test_models_for_images_are_refused_and_so_are_public_texts_of_another_vocabulary():
+def test_models_for_images_are_refused_and_so_are_public_texts_of_another_vocabulary(tmp_path):
     with pytest.raises(ConfigError, match="model cnn takes images .* use one of: lstm-1, lstm-2"):
         toy.start(Serial(), job("fedavg", "--models.mix", "cnn"))
     with pytest.raises(ConfigError, match="model lstm-1 has no sub-models"):
         toy.start(Serial(), job("heterofl", "--models.widths", "1,0.5", "--models.mix", "lstm-1"))
     with pytest.raises(DataError, match="texts have the vocabulary of their own data set"):
-        toy.start(Serial(), job("fedmd", "--data.public_source", str(folder() / "words.h5")))
+        other = shutil.copy(folder() / "words.h5", tmp_path)
+        toy.start(Serial(), job("fedmd", "--data.public_source", str(other)))
 
 
 def test_real_tweets_are_learnt():
