@@ -50,13 +50,16 @@ def write_part(folder: Path, rank: int, items: Iterable[tuple[str, Any]]) -> Par
     return part
 
 
-def written_parts(folder: Path, ranks: int) -> dict[int, Part]:
-    """Return the parts of all ranks by their notes; empty if some are not written yet."""
-    parts = {}
-    for rank in range(ranks):
-        with suppress(OSError, ValueError):
-            parts[rank] = json.loads(names.part_note(folder, rank).read_bytes())
-    return parts if len(parts) == ranks else {}
+def note_written(folder: Path, parts: list[Part], ranks: int) -> bool:
+    """Add the parts that have been written since, by their notes; return whether all are there.
+
+    parts: those of the first ranks. The note of each rank is read once, and one that is missing is
+    looked for in each call, however many ranks there are.
+    """
+    with suppress(OSError, ValueError):
+        for rank in range(len(parts), ranks):
+            parts.append(json.loads(names.part_note(folder, rank).read_bytes()))
+    return len(parts) == ranks
 
 
 def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:

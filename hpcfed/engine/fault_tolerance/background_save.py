@@ -40,11 +40,11 @@ def await_parts(
     folder: Path, ranks: int, sent: SimpleQueue[dict[int, checkpoint_parts.Part]]
 ) -> dict[int, checkpoint_parts.Part]:
     """Return the parts of all ranks: by their notes, or as rank 0 is sent them before."""
-    while True:
-        if parts := checkpoint_parts.written_parts(folder, ranks):
-            return parts
+    parts: list[checkpoint_parts.Part] = []
+    while not checkpoint_parts.note_written(folder, parts, ranks):
         with suppress(Empty):
             return sent.get(timeout=LOOK)
+    return dict(enumerate(parts))
 
 
 class BackgroundSave:
