@@ -29,6 +29,11 @@ from hpcfed.tasks.classification import Classification
 GLOBAL = -1  # in the place of a client's number
 
 
+def moment(rounds: int, before_final: bool) -> str:
+    """Return when a model is from, in words. before_final: as in `About`."""
+    return f"after round {rounds}" + ", before the method's final step" * before_final
+
+
 @dataclass(frozen=True)
 class About:
     """The description of a trained model, in JSON types alone.
@@ -43,6 +48,8 @@ class About:
     encoder: what new examples become before they are normalised by mean and std.
     client, name: the client's number and name; GLOBAL for the server's model; "" if it has no name.
     rounds: the number of rounds of training.
+    before_final: whether a final step of the method followed, with which the run's last scores were
+    made, but which no checkpoint holds.
     counted: the column of the results that has its main metric.
     job: all settings that determined the run.
     """
@@ -64,6 +71,12 @@ class About:
     job: dict[str, Any] = field(default_factory=dict)
     encoder: Encoder = Encoder()  # noqa: RUF009, it is frozen
     name: str = ""
+    before_final: bool = False
+
+    @property
+    def moment(self) -> str:
+        """When the model is from, in words."""
+        return moment(self.rounds, self.before_final)
 
     def build(self, architecture: str, shape: tuple[int, ...]) -> Model:
         """Return a new model for these classes."""

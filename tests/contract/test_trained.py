@@ -12,8 +12,11 @@ from torch.nn.functional import cross_entropy
 
 import hpcfed
 from hpcfed.algorithms.global_model.fedavg import FedAvg
+from hpcfed.comm import Serial
 from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.exit_status import DONE
 from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.run import run as run_job
 from hpcfed.results.trained import probe
 from hpcfed.results.trained.export import models
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
@@ -112,6 +115,17 @@ print(model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape)
 loaded = ("h5py", "mpi4py", "pydantic")
 print(sorted(name for name in sys.modules if name in loaded or name.startswith("hpcfed.")))
 """
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbabu"])
+def test_models_of_before_a_methods_final_step_say_so(method, tmp_path):
+    """The step is not in the checkpoint, because a run may be extended."""
+    out = tmp_path / "run"
+    words = ("--rounds", "1", "--models.mix", "mlp", "--out", str(out))
+    assert run_job(toy.job(method, *words), Serial()) == DONE
+    changes = method == "fedbabu"
+    assert ("after round 1, before the method's final step" in models(out)) == changes
+    assert hpcfed.load_model(out, client=2).about.before_final == changes
 
 
 def loaded_by(path: Path) -> list[str]:

@@ -48,7 +48,7 @@ def models(
         if common:
             path = folder / f"common{form.ENDING}"
             put(path, form.encode(saved.common()))
-            return f"{path}: the global model after round {source.rounds}"
+            return f"{path}: the global model {saved.moment}"
         return write_clients(saved, source, folder, form)
 
     return from_newest(run, write)
@@ -60,10 +60,7 @@ def write_clients(saved: Saved, source: Reader, folder: Path, form: ModuleType) 
         path = names.model_file(folder, model.about.client).with_suffix(form.ENDING)
         put(path, form.encode(model))
     n = len(saved.clients)
-    return (
-        f"{folder}: models of {count_noun(n, 'client')} after round {source.rounds}, "
-        f"{WHAT[saved.keeps]}"
-    )
+    return f"{folder}: models of {count_noun(n, 'client')} {saved.moment}, {WHAT[saved.keeps]}"
 
 
 def numbers(text: str | None) -> list[int] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcfed.algorithms.base import architecture, has_server_model, keeps_weights
+from hpcfed.algorithms.base import Method, architecture, has_server_model, keeps_weights
 from hpcfed.clients.client import Clients
 from hpcfed.clients.store import ClientStore
 from hpcfed.comm import Serial
@@ -28,12 +28,13 @@ from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.federation.placement import ROUND
 from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
-from hpcfed.models.trained import GLOBAL, About, Trained, assemble_model
+from hpcfed.models.trained import GLOBAL, About, Trained, assemble_model, moment
 from hpcfed.results.columns import client_names, main_metric
 from hpcfed.results.trained.scoring import OF_NOW, Pieces, pieces
 from hpcfed.results.trained.sources import CPU, Owner, Sources
 from hpcfed.storage import checkpoint, names, record
 from hpcfed.storage.checkpoint import Reader
+from hpcfed.storage.results import FINAL
 from hpcfed.tasks import from_facts
 
 T = TypeVar("T")
@@ -67,6 +68,7 @@ class Saved:
         self.about = inputs(results.header, self.job) | {
             "job": self.job.plain(),
             "rounds": source.rounds,
+            "before_final": has_final_step(self.job, results),
         }
         self.fed = federation(self.job, self.about, results, self.sources, self.clients)
         if self.fed.store.finetuning.some:  # what is frozen comes from these files
@@ -97,6 +99,11 @@ class Saved:
             if isinstance(tree, Params)
             else from_tree(self.method.init(self.fed), tree, CPU)
         )
+
+    @property
+    def moment(self) -> str:
+        """When the models are from, in words."""
+        return moment(self.about["rounds"], self.about["before_final"])
 
     def models(self) -> Iterator[Trained]:
         """Return the clients' models, one after the other."""
@@ -167,6 +174,12 @@ class Saved:
             name=name,
         )
         return assemble_model(about, parts.tensors)
+
+
+def has_final_step(job: Job, results: record.Record) -> bool:
+    """Return whether the method changed models after the last round, as CCVR and FedBABU do."""
+    own_scores = f"{FINAL}/{main_metric(results)}"  # adaptation has some, too
+    return type(job.algorithm).finish is not Method.finish and own_scores in results.arrays
 
 
 def from_newest(run: Path, use: Callable[[Reader], T]) -> T:

@@ -72,4 +72,4 @@ def describe(run: Path, model: Trained | Ensemble) -> str:
         who += ", as it would receive it," if about.counted.endswith("_received") else ""
         others = "--model ensemble"
     choice = "" if run.suffix == files.ENDING else f"; {others} takes another one"
-    return f"{who} of {run} after round {about.rounds}{choice}"
+    return f"{who} of {run} {about.moment}{choice}"
