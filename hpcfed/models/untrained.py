@@ -3,7 +3,8 @@
 A layer in a plain list, or one that forward takes from elsewhere, is no parameter of the model:
 nobody trains or sends it. A parameter that forward uses under `torch.no_grad` gets no gradient, and
 a layer that several models share belongs to no client. Nothing of this raises an exception in
-training.
+training. A tensor that is drawn and is no buffer is not stored either: a model that is built again,
+as for an export, would have another one.
 
 A parameter that forward does not use at all is not refused: a user's own loss may use it, or
 forward for other inputs.
@@ -16,8 +17,10 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -92,8 +95,14 @@ def refuse(
     may reach what the output does not reach. Random streams stay as they are.
     """
     place = f"models.mix: {name}: {user_code.line_of(target)}"
+
+    def second() -> nn.Module:
+        with rng.scoped_everywhere(1, "untrained"):
+            return make(name, target, shape, classes, d)
+
     with rng.scoped(0, "untrained"):
-        module = make(name, target, shape, classes, d)
+        with rng.scoped_everywhere(0, "untrained"):
+            module = make(name, target, shape, classes, d)
         try:
             with torch.device("meta"):  # without memory, where the user's code allows it
                 other = make(name, target, shape, classes, d)
@@ -113,6 +122,12 @@ def refuse(
                 f"{place}: {attribute} is a plain {type(value).__name__}, so that what it holds is "
                 f"no part of the model, and no client trains or sends it; make it "
                 f"{container(value)}, or freeze what it holds with .requires_grad_(False)"
+            )
+        for attribute, value in drawn(module, second):
+            raise ConfigError(
+                f"{place}: {attribute} is drawn and is no buffer, so that it is not stored, and a "
+                f"loaded or exported model would have another one: write "
+                f"{registration(attribute, value)}"
             )
         x = zeros(shape, 2)
         try:
@@ -216,14 +231,88 @@ def tensors_in(value: Any, visited: set[int]) -> Iterator[Tensor]:
 
     visited: identities of the containers that were examined, because one may contain itself.
     """
-    if isinstance(value, Tensor):
+    for part in leaves_in(value, visited):
+        if isinstance(part, nn.Module):
+            yield from part.parameters()
+        elif isinstance(part, Tensor):
+            yield part
+
+
+def leaves_in(value: Any, visited: set[int]) -> Iterator[Any]:
+    """Yield a value, or for containers what is in them; `visited` as for `tensors_in`."""
+    if isinstance(value, Mapping | list | tuple | set):
+        if id(value) not in visited:
+            visited.add(id(value))
+            for part in value.values() if isinstance(value, Mapping) else value:
+                yield from leaves_in(part, visited)
+    else:
         yield value
-    elif isinstance(value, nn.Module):
-        yield from value.parameters()
-    elif isinstance(value, Mapping | list | tuple | set) and id(value) not in visited:
-        visited.add(id(value))
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(part, visited)
+
+
+def drawn(module: nn.Module, make_second: Callable[[], nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes with tensors or NumPy arrays that are not stored, but differ.
+
+    make_second: makes a second model of the same class, under other random streams; it is called
+    only if the first has such attributes.
+    """
+    attributes = unstored(module)
+    if attributes:
+        others = unstored(make_second())
+        for name, (value, contents) in attributes.items():
+            if contents != others.get(name, (None, []))[1]:
+                yield name, value
+
+
+def unstored(module: nn.Module) -> dict[str, tuple[Any, list[bytes]]]:
+    """Return the attributes that hold tensors or arrays that are no parameters or buffers.
+
+    By name: the value, and the bytes of these tensors and arrays. torch's own layers are left out,
+    see `unregistered`.
+    """
+    registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    attributes = {}
+    for path, layer in module.named_modules():
+        if type(layer).__module__.partition(".")[0] == "torch":
+            continue
+        for attribute, value in vars(layer).items():
+            parts = [] if attribute in INTERNAL else list(leaves_in(value, set()))
+            tensors = [t for part in parts for t in values_in(part) if id(t) not in registered]
+            if tensors:
+                name = f"{path}.{attribute}".removeprefix(".")
+                attributes[name] = value, list(map(content, tensors))
+    return attributes
+
+
+def values_in(part: Any) -> Iterator[Tensor | np.ndarray]:
+    """Yield a tensor with values, or an array of numbers, or the tensors of a layer."""
+    if isinstance(part, nn.Module):
+        for tensor in (*part.parameters(), *part.buffers()):
+            yield from values_in(tensor)
+    elif isinstance(part, Tensor):
+        if not (is_lazy(part) or part.is_meta or part.is_quantized or part.layout != torch.strided):
+            yield part
+    elif isinstance(part, np.ndarray) and part.dtype != object:
+        yield part
+
+
+def content(value: Tensor | np.ndarray) -> bytes:
+    """Return the bytes of the values, among which nan equals nan."""
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    row = value.detach().cpu().resolve_conj().contiguous().reshape(-1)
+    return row.view(torch.uint8).numpy().tobytes()
+
+
+def registration(attribute: str, value: Any) -> str:
+    """Return what to write for an attribute that is drawn, so that it is stored."""
+    name = attribute.rpartition(".")[2]
+    if isinstance(value, Tensor):
+        return f"self.register_buffer({name!r}, ...)"
+    if isinstance(value, np.ndarray):
+        return f"self.register_buffer({name!r}, torch.from_numpy(...))"
+    if any(isinstance(part, nn.Module) for part in leaves_in(value, set())):
+        return container(value)
+    return f"self.register_buffer(name, ...) for each tensor in {name}"
 
 
 def container(value: Any) -> str:

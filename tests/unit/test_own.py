@@ -769,6 +769,7 @@ def test_a_model_that_cannot_be_used_is_refused_with_its_file(module, case):
 
 BASE = """
 import copy
+import numpy as np
 import torch
 from torch import nn
 import torch.nn.functional as F
@@ -823,6 +824,22 @@ UNTRAINED = {  # by what is wrong: the class, and what the message must hold
         PREPARE + "self.one = GLOBAL",
         "Net makes has the same one.weight, .*cop",
     ),
+    "drawn, and no buffer": (
+        PREPARE + "self.B = torch.randn(8, 8)\n" + INNER + "return z @ self.B",
+        r"line \d+: B is drawn and is no buffer, .* write self.register_buffer\('B', ...\)",
+    ),
+    "drawn by NumPy": (
+        PREPARE + "self.order = np.random.permutation(8)\n" + INNER + "return z[:, self.order]",
+        r"order is drawn .* write self.register_buffer\('order', torch.from_numpy\(...\)\)",
+    ),
+    "drawn, in a dict": (
+        PREPARE + "self.all = {'a': torch.randperm(8)}",
+        r"all is drawn and .* write self.register_buffer\(name, ...\) for each tensor in all",
+    ),
+    "a layer that is drawn and frozen, in a list": (
+        PREPARE + "self.all = [nn.Linear(8, 8).requires_grad_(False)]",
+        "all is drawn and is no buffer, .* write an nn.ModuleList",
+    ),
 }
 
 
@@ -858,6 +875,14 @@ TRAINED = {  # by what is unusual and meant: the body of the class
         self.dense = None
         self.energy = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
     """,
+    "tensors without draws, and drawn buffers": (
+        PREPARE
+        + "self.grid, self.none = torch.arange(8), torch.full((2,), torch.nan)\n"
+        + "    self.order = np.random.default_rng(0).permutation(8)\n"
+        + "    self.register_buffer('B', torch.randn(8, 8), persistent=False)\n"
+        + INNER
+        + "return z[:, self.order] @ self.B + self.grid"
+    ),
     "a copy of a global": PREPARE + "self.one = copy.deepcopy(GLOBAL)",
     "a norm of weights": (
         PREPARE + "self.one = nn.utils.parametrizations.weight_norm(nn.LSTM(8, 8), 'weight_hh_l0')"
