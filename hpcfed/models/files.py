@@ -43,7 +43,8 @@ def encode(model: Trained) -> bytes:
     The metadata hold format and version, and each field of `About` as JSON.
     """
     library = import_extra("safetensors.torch", "models", "a file of a trained model")
-    tensors = {name: value.contiguous() for name, value in every_tensor(model).items()}
+    # safetensors refuses tensors that share memory, as those of layers with tied weights do
+    tensors = {name: value.contiguous().clone() for name, value in every_tensor(model).items()}
     return library.save(tensors, metadata=describe(model.about))
 
 

@@ -52,6 +52,15 @@ class Reads(Base):
     def extra(self):
         return self.rates[1]
 
+class Tied(Base):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.inner = nn.Linear(8, 8)
+        self.outer = self.inner
+
+    def forward(self, x):
+        return self.last(self.outer(self.inner(self.fc(x.flatten(1))).relu()))
+
 class Parted(nn.Module):
     def __init__(self, num_classes):
         super().__init__()
@@ -97,7 +106,7 @@ def trained(name: str) -> tuple[torch.nn.Module, About]:
     return skeleton.model.eval(), about
 
 
-@pytest.mark.parametrize("name", ["Unsaved", "Attribute", "Reads", "Parted"])
+@pytest.mark.parametrize("name", ["Unsaved", "Attribute", "Reads", "Parted", "Tied"])
 def test_a_model_of_own_code_predicts_as_the_one_that_was_trained(name, tmp_path):
     model, about = trained(name)
     x = torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(0))
