@@ -190,7 +190,11 @@ def load(run: str | Path) -> Run:
 
 
 def load_model(
-    source: str | Path, client: int | str | None = None, own: Collection[str] = (), model: str = ""
+    source: str | Path,
+    client: int | str | None = None,
+    own: Collection[str] = (),
+    model: str = "",
+    own_changed: bool = False,
 ) -> Trained | Ensemble:
     """A trained model: a torch.nn.Module in eval mode, on the CPU, that takes inputs as the data
     set has them.
@@ -204,10 +208,11 @@ def load_model(
     a DataFrame (which gives a DataFrame), or arrays.
     own: methods and models of your own that the run uses, as ["mine:tiny"]; their modules are
     imported, which runs their code, so only those that are named here are.
+    own_changed: whether their code may differ from that with which the model was trained.
     model(x): scores [n, C].  model.represent(x): representations [n, d].  model.about:
     architecture, classes, job. Raises CheckpointError where there is no such model, ConfigError for
     a client that the run does not have.
     """
     from hpcfed.results.trained import load  # here: `hpcfed list` needs no torch
 
-    return load.load_model(source, client, own, model)
+    return load.load_model(source, client, own, model, own_changed)

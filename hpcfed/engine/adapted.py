@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.engine import describe
+from hpcfed.engine.changed_code import names_of
 from hpcfed.models import files
+from hpcfed.models.own_code import digests
 from hpcfed.models.trained import About, assemble_model
 from hpcfed.results.trained.scoring import alone
 from hpcfed.storage import names
@@ -56,6 +58,7 @@ def keep_adapted(rounds: Rounds, facts: World, folder: Path) -> None:
         task=data.task.facts(),
         job=job.plain(),
         encoder=data.encoder,
+        own=digests(names_of(job)),
     )
 
     def save(client: Client) -> None:

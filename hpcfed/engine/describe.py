@@ -25,6 +25,7 @@ from hpcfed.engine.world import natural_clients
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
 from hpcfed.machine.processor import find_bfloat16, name_processor
+from hpcfed.models.own_code import digests
 from hpcfed.models.user_model import describe_call
 from hpcfed.results.privacy import NOT_HIDDEN, scope
 from hpcfed.storage.columns import LISTED
@@ -63,7 +64,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "faults": list(WHY),  # the meanings of the numbers in clients/fault
         "ranks": rounds.fed.comm.size,
         "placement": placement_of(rounds),
-        "own": changed_code.digests(changed_code.names_of(job)),
+        "own": digests(changed_code.names_of(job)),
         "data_digests": dict(facts.data_digests),
         "versions": versions(),
         "commit": commit(),

@@ -101,6 +101,11 @@ OWN = argument(
     metavar="MODULE:NAME",
     help="your own method or model that the run uses and that may be imported",
 )
+OWN_CHANGED = argument(
+    "--own-changed",
+    action="store_true",
+    help="accept that the code of these has changed since the model was trained",
+)
 PROBE = (
     CLIENTS,
     OWN,
@@ -171,6 +176,7 @@ LEAKAGE = (
 MODELS = (
     CLIENTS,
     OWN,
+    OWN_CHANGED,
     argument("--common", action="store_true", help="the global model alone, if there is one"),
     argument(
         "--format",
@@ -261,6 +267,7 @@ PREDICT = (
     ),
     MISSING,
     OWN,
+    OWN_CHANGED,
 )
 BY = argument(
     "--job",

@@ -19,7 +19,7 @@ from hpcfed.core.paths import regular
 from hpcfed.core.registry import refuse_import
 from hpcfed.core.safe_read import convert_read_errors, parse_json
 from hpcfed.core.shapes import Modality, Shapes, read_numbers, read_shape, write_shape
-from hpcfed.models import scores
+from hpcfed.models import own_code, scores
 from hpcfed.models.model import every_tensor
 from hpcfed.models.trained import KINDS, About, Trained, assemble_model
 from hpcfed.tasks import from_facts
@@ -31,7 +31,7 @@ NUMBER = int | float
 SCALARS = {  # types of the fields of `About`, and of its `more`
     **dict.fromkeys(("architecture", "counted", "kind", "mask", "server", "name"), str),
     **dict.fromkeys(("d", "vocabulary", "client", "rounds"), int),
-    **dict.fromkeys(("more", "job", "task", "encoder"), dict),
+    **dict.fromkeys(("more", "job", "task", "encoder", "own"), dict),
     **dict.fromkeys(("relu_head", "before_final"), bool),
 }
 LISTS = {"shape": int, "classes": str, "mean": NUMBER, "std": NUMBER}
@@ -56,12 +56,13 @@ def describe(about: About) -> dict[str, str]:
     return {"format": FORMAT, "version": VERSION, **texts}
 
 
-def read(path: Path, importable: Collection[str] = ()) -> Trained:
+def read(path: Path, importable: Collection[str] = (), own_changed: bool = False) -> Trained:
     """Read the trained model in a file, in eval mode, on the CPU.
 
     importable: models outside hpcfed that may be imported.
+    own_changed: whether their code may differ from that which was trained.
     Raises CheckpointError if the file holds no trained model, ConfigError if it needs another model
-    outside hpcfed.
+    outside hpcfed, or one whose code has changed.
     """
     library = import_extra("safetensors", "models", "a file of a trained model")
     try:
@@ -79,7 +80,9 @@ def read(path: Path, importable: Collection[str] = ()) -> Trained:
         )
     about = parse_about(path, metadata)
     advice = "load_model(own=[...]) with"
-    refuse_import([about.architecture, about.more.get("server")], importable, str(path), advice)
+    built = [about.architecture, about.more.get("server")]
+    refuse_import(built, importable, str(path), advice)
+    own_code.check_trained(about.own, own_code.own_names("", built), str(path), own_changed)
     with convert_read_errors(path):
         return assemble_model(about, tensors)
 

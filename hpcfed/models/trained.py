@@ -52,6 +52,7 @@ class About:
     made, but which no checkpoint holds.
     counted: the column of the results that has its main metric.
     job: all settings that determined the run.
+    own: digests of the code of the user's own method and models, by name.
     """
 
     architecture: str
@@ -72,6 +73,7 @@ class About:
     encoder: Encoder = Encoder()  # noqa: RUF009, it is frozen
     name: str = ""
     before_final: bool = False
+    own: dict[str, str] = field(default_factory=dict)
 
     @property
     def moment(self) -> str:

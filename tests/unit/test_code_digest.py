@@ -8,7 +8,9 @@ from itertools import count
 from pathlib import Path
 from shlex import split
 
+import numpy as np
 import pytest
+import torch
 
 import hpcfed
 from hpcfed.cli import main as command
@@ -149,3 +151,46 @@ def test_a_sweep_notices_the_code_of_finished_runs(again, capsys):
 def test_code_that_names_functools_partial_has_a_digest(code):
     text = "from functools import partial\n" + MINE.replace("term(0.0)", "partial(term, 0.0)()")
     assert code(text) != code()
+
+
+NET = """
+import torch
+from torch import nn
+
+
+class Mine(nn.Module):
+    def __init__(self, in_features, num_classes):
+        super().__init__()
+        self.last = nn.Linear(in_features, num_classes)
+
+    def forward(self, x):
+        return self.last(torch.relu(x.flatten(1) - 0.5))
+"""
+
+
+def test_a_trained_model_is_not_built_from_changed_code_unless_that_is_accepted(again, capsys):
+    name = again(NET)
+    job = {"data.train_limit": 60, "quiet": True, "models.mix": [name]}
+    hpcfed.run(job, algorithm="fedavg", clients=2, rounds=1, out="r")
+    assert command(["models", "r", "--own", name, "--common"]) == 0
+    x = torch.linspace(0, 1, 256).view(1, 1, 16, 16)
+    scores = hpcfed.load_model("r", own=[name])(x)
+    again(NET + "# a comment\n")
+    sources = ("r", "r/models/common.safetensors")
+    for source in sources:
+        assert torch.equal(hpcfed.load_model(source, own=[name])(x), scores)
+    again(NET.replace("torch.relu", "torch.sin"))
+    for source in sources:
+        with pytest.raises(ConfigError, match=f"{source}: the code of {name} has changed since"):
+            hpcfed.load_model(source, own=[name])
+        model = hpcfed.load_model(source, own=[name], own_changed=True)
+        assert not torch.equal(model(x), scores)
+    np.savez("x.npz", x=x.numpy())
+    words = ["r", "--own", name]
+    for arguments in (["predict", "r", "x.npz", *words[1:]], ["models", *words], ["probe", *words]):
+        assert command(arguments) == 2
+        assert f"the code of {name} has changed" in capsys.readouterr().err
+    assert command(["predict", "r", "x.npz", *words[1:], "--own-changed"]) == 0
+    # an accepted change is that of the exported file too
+    assert command(["models", *words, "--own-changed", "--common"]) == 0
+    assert not torch.equal(hpcfed.load_model(sources[1], own=[name])(x), scores)

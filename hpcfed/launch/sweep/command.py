@@ -47,6 +47,7 @@ from hpcfed.launch.sweep.search import (
     is_hopeless,
     propose,
 )
+from hpcfed.models.own_code import changed, digests, own_names
 from hpcfed.report.choose import score, score_by_round
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
@@ -482,8 +483,8 @@ def check_own_code(definition: Sweep, tasks: Sequence[int], allowed: Sequence[st
             continue
         stored = load(definition.folder / run.name).header.get("own", {})
         names = [name for name in own_code(run) if allowed is None or name in allowed]
-        now = changed_code.digests(changed_code.own_names("", names))
-        differ = changed_code.changed(stored, now)
+        now = digests(own_names("", names))
+        differ = changed(stored, now)
         if differ:
             raise ConfigError(
                 changed_code.refusal(differ, f"run {run.name} of {definition.folder}")

@@ -28,12 +28,14 @@ def models(
     own: Sequence[str] | None = None,
     common: bool = False,
     format: str = "safetensors",
+    own_changed: bool = False,
 ) -> str:
     """Write the trained models of a run, and return a message that says where.
 
     clients: numbers with commas; None for all.
     out: the folder; None for `models` in that of the run.
     own: method and models outside hpcfed that may be imported.
+    own_changed: whether their code may differ from that of the run.
     common: write the global model alone.  format: safetensors or onnx.
     Takes the newest undamaged checkpoint, also during the run. Raises CheckpointError if
     there is none, ConfigError for a method whose clients' models cannot be exported.
@@ -44,7 +46,7 @@ def models(
     folder, form = out or names.models_folder(run), FORMATS[format]
 
     def write(source: Reader) -> str:
-        saved = Saved(run, source, wanted, own or ())
+        saved = Saved(run, source, wanted, own or (), own_changed=own_changed)
         if common:
             path = folder / f"common{form.ENDING}"
             put(path, form.encode(saved.common()))

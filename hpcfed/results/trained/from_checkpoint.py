@@ -17,7 +17,7 @@ from hpcfed.clients.client import Clients
 from hpcfed.clients.store import ClientStore
 from hpcfed.comm import Serial
 from hpcfed.config.job import Job
-from hpcfed.config.load import again
+from hpcfed.config.load import again, models_of
 from hpcfed.core.encoder import parse
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.core.params import Params
@@ -28,6 +28,7 @@ from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.federation.placement import ROUND
 from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
+from hpcfed.models.own_code import check_trained, own_names
 from hpcfed.models.trained import GLOBAL, About, Trained, assemble_model, moment
 from hpcfed.results.columns import client_names, main_metric
 from hpcfed.results.trained.scoring import OF_NOW, Pieces, pieces
@@ -45,8 +46,9 @@ class Saved:
     """The models of a run in one checkpoint.
 
     clients: those that will be asked for; None for all.
-    own: method and models outside hpcfed that may be imported.
+    allowed: method and models outside hpcfed that may be imported.
     change: changes the job as it is stored.
+    own_changed: whether their code may differ from that of the run.
     """
 
     def __init__(
@@ -56,11 +58,14 @@ class Saved:
         clients: Collection[int] | None = None,
         allowed: Collection[str] = (),
         change: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
+        own_changed: bool = False,
     ):
         results = record.recover(run)
         record.same_run(results.header, source.header, source.path)
         self.source, self.t = source, source.rounds - 1
         self.job = again(change(results.header["job"]), str(run), allowed)
+        own = own_names(self.job.algorithm.name, models_of(self.job))
+        code = check_trained(results.header.get("own", {}), own, str(run), own_changed)
         self.clients = select_clients(clients, self.job.clients)
         self.names = client_names(results)
         self.main_metric = main_metric(results)
@@ -69,6 +74,7 @@ class Saved:
             "job": self.job.plain(),
             "rounds": source.rounds,
             "before_final": has_final_step(self.job, results),
+            "own": code,
         }
         self.fed = federation(self.job, self.about, results, self.sources, self.clients)
         if self.fed.store.finetuning.some:  # what is frozen comes from these files

@@ -13,12 +13,17 @@ if TYPE_CHECKING:
     from hpcfed.models.predictions import Ensemble
     from hpcfed.models.trained import Trained
     from hpcfed.results.trained.from_checkpoint import Saved
+    from hpcfed.storage.checkpoint import Reader
 
 COMMON, ENSEMBLE = CHOICES = ("common", "ensemble")
 
 
 def load_model(
-    source: str | Path, client: int | str | None = None, own: Collection[str] = (), model: str = ""
+    source: str | Path,
+    client: int | str | None = None,
+    own: Collection[str] = (),
+    model: str = "",
+    own_changed: bool = False,
 ) -> Trained | Ensemble:
     """Return a model, in eval mode, on the CPU; see `hpcfed.load_model`."""
     path = Path(source)
@@ -27,18 +32,20 @@ def load_model(
     if model and client is not None:
         raise ConfigError(f"model = {model!r} and client = {client!r}: give one of them")
     if path.suffix != files.ENDING:
-        return from_run(path, client, own, model)
+        return from_run(path, client, own, model, own_changed)
     if model:
         raise ConfigError(f"{path}: is one model, not a run; leave model = {model!r} away")
-    return from_file(path, client, own)
+    return from_file(path, client, own, own_changed)
 
 
-def from_file(path: Path, client: int | str | None, allowed: Collection[str]) -> Trained:
+def from_file(
+    path: Path, client: int | str | None, allowed: Collection[str], own_changed: bool
+) -> Trained:
     """Return the model in a file that `hpcfed models` wrote.
 
     Raises ConfigError if it is of another client than the one asked for.
     """
-    model = files.read(path, allowed)
+    model = files.read(path, allowed, own_changed)
     if client not in (None, model.about.client, model.about.name, str(model.about.client)):
         raise ConfigError(
             f"{path}: is the model of client {model.about.client}, not of client {client}"
@@ -47,7 +54,11 @@ def from_file(path: Path, client: int | str | None, allowed: Collection[str]) ->
 
 
 def from_run(
-    path: Path, client: int | str | None, allowed: Collection[str], model: str
+    path: Path,
+    client: int | str | None,
+    allowed: Collection[str],
+    model: str,
+    own_changed: bool,
 ) -> Trained | Ensemble:
     """Return the model in the newest undamaged checkpoint of a run."""
     from hpcfed.models.predictions import Ensemble
@@ -57,6 +68,9 @@ def from_run(
 
     run = names.folder_of(path)
 
+    def saved(source: Reader, clients: list[int] | None = None) -> Saved:
+        return Saved(run, source, clients, allowed, own_changed=own_changed)
+
     def choose(saved: Saved) -> Trained | Ensemble:
         if model == COMMON or (not model and saved.has_common):
             return saved.common()
@@ -65,8 +79,8 @@ def from_run(
     if client is not None:
         # a number needs no names, for which the results would be read once more
         k = client if isinstance(client, int) else number(client, client_names(record.recover(run)))
-        return from_newest(run, lambda source: Saved(run, source, [k], allowed).model(k))
-    return from_newest(run, lambda source: choose(Saved(run, source, None, allowed)))
+        return from_newest(run, lambda source: saved(source, [k]).model(k))
+    return from_newest(run, lambda source: choose(saved(source)))
 
 
 def number(client: int | str, names: list[str]) -> int:

@@ -31,15 +31,17 @@ def command(
     id: str = "",
     missing: str | None = None,
     own: Sequence[str] | None = None,
+    own_changed: bool = False,
 ) -> str:
     """Write predictions for new examples, and return a message that says by which model.
 
     run: folder of a run, or a file of a trained model.  data: as `Examples.source`.
     model: common, ensemble, or "": common if the run has a global model, else ensemble.
     client: number or name of the client whose model predicts.
+    own, own_changed: as for `hpcfed.load_model`.
     id: a column that passes through.  missing: fill or refuse; None: as in training.
     """
-    chosen = load_model(run, client, own or (), model)
+    chosen = load_model(run, client, own or (), model, own_changed)
     models = [*chosen.models] if isinstance(chosen, Ensemble) else [chosen]
     fill = None if missing is None else missing == FILL
     examples = examples_for(models[0].about, data, id, fill)
