@@ -120,7 +120,7 @@ class ClientStore:
         model = self.new(architecture, shape)
         meta = next(model.parameters()).is_meta
         if not meta:
-            self.finetuning.start(model, architecture)
+            self.finetuning.start(model, architecture, self.recipe[-1])
         if self.finetuning.some:
             self.finetuning.check(model, architecture)
             self.finetuning.restrict(model, None if meta else self.base(architecture, shape))
@@ -156,7 +156,7 @@ class ClientStore:
         if (architecture, shape) not in self.bases:
             with rng.scoped(self.seed, "init", 0):
                 model = self.new(architecture, shape)
-            self.finetuning.start(model, architecture)
+            self.finetuning.start(model, architecture, self.recipe[-1])
             named = [*model.named_parameters(), *model.named_buffers()]
             self.bases[architecture, shape] = {
                 name: value.detach() for name, value in named if not self.finetuning.wanted(name)

@@ -180,21 +180,30 @@ def check_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int
         )
 
 
-def check_finetuning(job: Job, kinds: list[str], data: DataSet) -> dict[str, str]:
-    """Return the checksums of the files of weights that models start from.
+def check_finetuning(job: Job, kinds: list[str], data: DataSet) -> tuple[dict[str, str], list[str]]:
+    """Return the checksums of the files of weights that models start from, and warnings.
 
     Raises ConfigError if a file does not fit, or if nothing would be trained.
     """
     finetuning, how = Finetuning.of(job), job.models
     if not finetuning.some and not finetuning.weights:
-        return {}
-    shape = data.train.x.shape[1:]
+        return {}, []
+    if finetuning.files:
+        from hpcfed.models.pretrained import check_inputs
+
+        for path in finetuning.files.values():
+            check_inputs(path, data.encoder)
+    shape, warnings = data.train.x.shape[1:], []
     for kind in kinds:
         with rng.scoped(0, "work"):
             model = models.build(
                 kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary, data.classes
             )
-        finetuning.start(model, kind)
+        if not finetuning.start(model, kind, data.classes):
+            warnings.append(
+                f"models.weights: the head of {kind} is drawn anew, because its file has none for "
+                f"these classes"
+            )
         if finetuning.some:
             method, before = job.algorithm, Layout.of(model).names
             finetuning.check(model, kind)
@@ -206,4 +215,4 @@ def check_finetuning(job: Job, kinds: list[str], data: DataSet) -> dict[str, str
                     f"models.train leaves nothing that {method.name} exchanges of {kind}; name "
                     f"more, or remove models.train and models.lora"
                 )
-    return finetuning.sums()
+    return finetuning.sums(), warnings

@@ -122,7 +122,7 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
     checks.check_trained(job, kinds, shape, classes)
     checks.check_heads(job, kinds, shape, classes)
     checks.check_width(job, kinds, shape, classes)
-    checksums = checks.check_finetuning(job, kinds, data)
+    checksums, heads = checks.check_finetuning(job, kinds, data)
 
     costs = {kind: cost(kind, shape, classes, d, data.vocabulary) for kind in kinds}
     adds = {kind: work(kind, shape, classes, d, data.vocabulary).multiply_adds for kind in kinds}
@@ -152,7 +152,9 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         data_digests=digests,
     )
     hints = rehearse(job, decided)
-    return replace(decided, warnings=(*job_warnings.warnings(job, decided), *hints, *changes))
+    return replace(
+        decided, warnings=(*job_warnings.warnings(job, decided), *hints, *heads, *changes)
+    )
 
 
 def per_client(values: Mapping[str, float], architectures: Sequence[str]) -> np.ndarray:

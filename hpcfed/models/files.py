@@ -87,6 +87,17 @@ def read(path: Path, importable: Collection[str] = (), own_changed: bool = False
         return assemble_model(about, tensors)
 
 
+def description(path: Path) -> About | None:
+    """Return the description of the model in a safetensors file; None if hpcfed did not write it.
+
+    Raises CheckpointError if it is malformed.
+    """
+    library = import_extra("safetensors", "models", "a file of a trained model")
+    with library.safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    return parse_about(path, metadata) if metadata.get("format") == FORMAT else None
+
+
 def parse_about(path: Path, metadata: dict[str, str]) -> About:
     """Return the description in a file's metadata. Raises CheckpointError if it is malformed."""
     try:

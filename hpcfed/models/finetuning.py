@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
@@ -102,15 +102,22 @@ class Finetuning:
         patterns = self.train or (HEAD if self.lora else ("*",))
         return any(fnmatchcase(name, pattern) for pattern in patterns)
 
-    def start(self, model: nn.Module, architecture: str) -> None:
-        """Load the weights of the architecture's file, if it has one, into a new model."""
+    def start(self, model: nn.Module, architecture: str, classes: Sequence[str] = ()) -> bool:
+        """Load the weights of the architecture's file, if it has one, into a new model.
+
+        classes: names of the outputs. Returns False if there is a file, but the head stays as it
+        was drawn, because the file's is for other classes.
+        """
         name = str(Architecture.parse(architecture).model)
         if path := self.files.get(name):
             from hpcfed.models.pretrained import load
 
-            load(model.own if isinstance(model, Pair) else cast(Model, model), name, path)
+            one = model.own if isinstance(model, Pair) else cast(Model, model)
+            has_head = load(one, name, path, classes)
             if isinstance(model, Extended):
                 model.update_copies()
+            return has_head
+        return True
 
     def restrict(self, model: nn.Module, base: Mapping[str, Tensor] | None) -> None:
         """Leave only the trained tensors among the parameters of a new model, in place.

@@ -7,20 +7,24 @@ in it is run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from hpcfed.core.encoder import Column, Encoder
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.wording import join_few
+from hpcfed.models import files
 from hpcfed.models.model import Model
+from hpcfed.models.trained import About
 from hpcfed.models.variants import PROJECTION
 
 NONE = "none"
+FEW = 8  # columns or categories in a message
 
 
 def find_file(source: str) -> Path | None:
@@ -85,11 +89,60 @@ def read(path: Path, field: str = "models.weights") -> Mapping[str, Tensor]:
     return tensors
 
 
+@lru_cache(maxsize=1)
+def description(path: Path) -> About | None:
+    """Return the description of a model that hpcfed trained; None for files of others."""
+    return files.description(path) if path.suffix == files.ENDING else None
+
+
+def check_inputs(path: Path, encoder: Encoder) -> None:
+    """Raise ConfigError for a file of `hpcfed models` whose inputs have another meaning.
+
+    Their numbers may fit nevertheless. encoder: of the data set.
+    """
+    read(path)
+    about = description(path)
+    if about is None:
+        return
+    place, columns, tokens = f"models.weights: {path}", about.encoder.columns, about.encoder.tokens
+    if columns and encoder.columns and (text := other_columns(columns, encoder.columns)):
+        raise ConfigError(
+            f"{place}: {text}; give data with its columns, in its order (columns.inputs), and its "
+            f"categories, or leave models.weights away"
+        )
+    if tokens and encoder.tokens and tokens != encoder.tokens:
+        raise ConfigError(
+            f"{place}: its model was trained on other tokens than those of these data, "
+            f"{join_few(list(tokens), 3)} and not {join_few(list(encoder.tokens), 3)}; leave "
+            f"models.weights away"
+        )
+
+
+def other_columns(columns: Sequence[Column], now: Sequence[Column]) -> str:
+    """Return how the columns of the data set (`now`) differ from those of a model; "" if alike."""
+    names, names_now = [column.name for column in columns], [column.name for column in now]
+    if names != names_now:
+        return (
+            f"its model was trained on the columns {join_few(names, FEW)}, in this order, and "
+            f"these data have {join_few(names_now, FEW)}"
+        )
+    for one, other in zip(columns, now, strict=True):
+        if one.categories != other.categories:
+            values = [join_few(list(map(str, c.categories)), FEW) or "none" for c in (one, other)]
+            return (
+                f"its model was trained with the categories {values[0]} of column {one.name!r}, "
+                f"and these data have {values[1]}"
+            )
+    return ""
+
+
 @torch.no_grad()
-def load(model: Model, name: str, path: Path) -> None:
-    """Load the weights of a file into a model, in place.
+def load(model: Model, name: str, path: Path, classes: Sequence[str] = ()) -> bool:
+    """Load the weights of a file into a model, in place; return whether they include the head.
 
     The head keeps its drawn weights if the file's head has other classes, or if the file has none.
+    classes: names of the outputs, in order, which those in a file of `hpcfed models` must be; ():
+    their number suffices.
     Raises ConfigError for a file that lacks a tensor of the body, or has it in another shape.
     """
     loaded = rename(model, read(path))
@@ -112,9 +165,13 @@ def load(model: Model, name: str, path: Path) -> None:
                 f"for these data, {list(value.shape)}; give a file for inputs of this shape"
             )
     fits = all(n in loaded and loaded[n].shape == state[n].shape for n in state if n not in body)
+    about = description(path)
+    if classes and about is not None:
+        fits = fits and about.classes == tuple(classes)
     for n, value in state.items():
         if n in body or fits:
             value.copy_(loaded[n])
+    return fits
 
 
 def rename(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,11 +1,14 @@
 """Parameter-efficient training: only named tensors, or LoRA, are trained and sent."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import hpcfed
 from hpcfed.algorithms.global_model.fedclip import contrast_pairs
 from hpcfed.comm import Serial
 from hpcfed.core import rng
@@ -13,6 +16,7 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.engine.job_warnings import odd_settings
 from hpcfed.models import build, clip, pretrained
 from hpcfed.models.finetuning import Finetuning, plain_state
+from hpcfed.results.trained.export import models
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import toy
 from tests.contract.models import counted, load, saved_run, with_tests
@@ -316,3 +320,93 @@ def test_a_run_is_not_resumed_with_other_initial_weights(tmp_path, flags):
         toy.run(Serial(), job, resume=run)
     put(7)
     assert toy.run(Serial(), job, resume=run).rows
+
+
+def table(path, columns=("age", "weight"), classes=("no", "yes"), words=("f", "m")):
+    """Write rows with these columns and a label that depends on age and weight; return the path."""
+    g = np.random.default_rng(3)
+    rows = {"age": g.normal(50, 15, 120), "weight": g.normal(70, 9, 120)}
+    rows["sex"] = [words[i % 2] for i in range(120)]
+    label = [classes[int(a > w - 20)] for a, w in zip(rows["age"], rows["weight"], strict=True)]
+    lines = zip(*(rows[name] for name in columns), label, strict=True)
+    text = "\n".join(",".join(map(str, line)) for line in [(*columns, "label"), *lines])
+    path.write_text(text + "\n")
+    return str(path)
+
+
+def from_model(tmp_path, data, **more):
+    """Run on this table, beginning with the model of a run on another one."""
+    job = {"models.mix": ["mlp"], "models.d": 8, "quiet": True, "data.partition": "iid"} | more
+    return hpcfed.run(
+        job,
+        data=data,
+        algorithm="fedavg",
+        clients=2,
+        rounds=1,
+        overwrite=True,
+        out=str(tmp_path / "run"),
+    )
+
+
+def exported(tmp_path, data):
+    """The file of the common model of a run on this table."""
+    models(Path(from_model(tmp_path, data).folder), out=tmp_path / "models", common=True)
+    return str(tmp_path / "models" / "common.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"columns": ("weight", "age")}, "columns age, weight, in this order, and .* weight, age"),
+        (
+            {"columns": ("age", "sex", "weight")},
+            "age, weight, in this order, and .* age, sex, weig",
+        ),
+    ],
+)
+def test_weights_of_a_model_of_other_columns_are_refused(tmp_path, change, words):
+    weights = exported(tmp_path, table(tmp_path / "a.csv"))
+    with pytest.raises(ConfigError, match=words):
+        from_model(tmp_path, table(tmp_path / "b.csv", **change), **{"models.weights": [weights]})
+
+
+def test_weights_of_a_model_of_other_categories_are_refused(tmp_path):
+    columns = ("age", "sex")
+    weights = exported(tmp_path, table(tmp_path / "a.csv", columns))
+    other = table(tmp_path / "b.csv", columns, words=("f", "x"))
+    with pytest.raises(
+        ConfigError, match="categories f, m of column 'sex', .* these data have f, x"
+    ):
+        from_model(tmp_path, other, **{"models.weights": [weights]})
+
+
+def test_a_head_of_classes_of_other_names_is_drawn_anew_and_the_run_says_so(tmp_path, capsys):
+    weights = exported(tmp_path, table(tmp_path / "a.csv"))
+    tensors = load_file(weights)
+    for classes, same in ((("no", "yes"), True), (("healthy", "ill"), False)):
+        name = "-".join(classes)
+        data = table(tmp_path / f"{name}.csv", classes=classes)
+        capsys.readouterr()
+        from_model(tmp_path, data, **{"models.weights": [weights], "local.lr": 1e-12})
+        assert ("the head of mlp is drawn anew" in capsys.readouterr().err) != same
+        state = hpcfed.load_model(tmp_path / "run").state_dict()
+        for tensor, value in tensors.items():
+            equal = torch.allclose(state[tensor], value)
+            assert equal == (same or ".body." in tensor), tensor
+
+
+def test_weights_of_a_model_of_other_tokens_are_refused(tmp_path):
+    def texts(name, words):
+        rows = [f"{words[i % 2]} and {words[i % 3]},{'ab'[i % 2]}" for i in range(60)]
+        (tmp_path / name).write_text("\n".join(["text,label", *rows]) + "\n")
+        return str(tmp_path / name)
+
+    how = {"columns.text": "text", "models.mix": ["lstm-1"]}
+    models(
+        Path(from_model(tmp_path, texts("a.csv", ["good", "bad", "old"]), **how).folder),
+        out=tmp_path / "models",
+        common=True,
+    )
+    how |= {"models.weights": [str(tmp_path / "models" / "common.safetensors")]}
+    with pytest.raises(ConfigError, match="other tokens than those of these data"):
+        from_model(tmp_path, texts("b.csv", ["low", "bad", "new"]), **how)
