@@ -29,6 +29,7 @@ from hpcfed.tasks import Task, infer, make
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
 MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # valid name of a modality
 USERS = ("users", "user_hash")
+COLUMN_NAMES = ("columns", "features")  # attributes of HDF5 that name the columns of rows
 FEW = 8  # arrays that a line names
 
 
@@ -271,10 +272,8 @@ def _of_hdf5(path: Path, opened: h5py.File) -> Source:
         )
     parts = {part: _of_group(path, file, part) for part in ("train", "test") if part in file}
     facts = {name: attribute(opened, name) for name in ("vocabulary", "task", "own_tests")}
-    for name, places in (("classes", ("classes",)), ("columns", ("columns", "features"))):
-        stored = (attribute(opened, place) for place in places)
-        text = next((value for value in stored if value is not None), None)
-        facts[name] = None if text is None else parse_json(text, f"attribute {name!r}")
+    facts["classes"] = json_attribute(opened, "classes")
+    facts["columns"] = json_attribute(opened, *COLUMN_NAMES)
     for name in parts["train"]:
         if name.startswith("x/"):
             tokens = attribute(file[f"train/{name}"], "vocabulary")
@@ -285,6 +284,14 @@ def _of_hdf5(path: Path, opened: h5py.File) -> Source:
     inputs, labels = ("images", "x", "text", "features"), ("labels", "y")
     unread = [name for name in file if name not in ("train", "test", "jpeg_header")]
     return Source(path, file, parts, facts, inputs, labels, "{}/{}".format, "attribute {}", unread)
+
+
+def json_attribute(opened: h5py.File, *names: str) -> Any:
+    """Return the value of the first of these attributes that a file has, a JSON text; else None."""
+    for name in names:
+        if (text := attribute(opened, name)) is not None:
+            return parse_json(text, f"attribute {name!r}")
+    return None
 
 
 def _of_group(path: Path, file: Nodes, part: str) -> list[str]:
@@ -647,7 +654,10 @@ def as_inputs(
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return all arrays of an .npz or HDF5 file, and of groups in it, by their paths."""
+    """Return all arrays of an .npz or HDF5 file, and of groups in it, by their paths.
+
+    The names that an attribute of an HDF5 file gives the columns are an array `columns`.
+    """
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
@@ -661,7 +671,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             node = nodes[name]
             is_group = isinstance(node, h5py.Group)
             places += [f"{name}/{part}" for part in node] if is_group else [name]
-        return {place: whole(nodes[place], f"{path}: {place}") for place in places}
+        arrays = {place: whole(nodes[place], f"{path}: {place}") for place in places}
+        named = json_attribute(opened, *COLUMN_NAMES)
+        if named is not None and "columns" not in arrays:
+            arrays["columns"] = np.array(named, object)
+        return arrays
 
 
 def number_users(splits: list[Split]) -> tuple[list[Split], tuple[str, ...]]:

@@ -17,7 +17,7 @@ from hpcfed.core.encoder import Column, Encoder
 from hpcfed.core.errors import DataError
 from hpcfed.core.shapes import Shapes, each, parts
 from hpcfed.core.wording import count_noun, join_few
-from hpcfed.data import columns, files, image_folder, table
+from hpcfed.data import check, columns, files, image_folder, table
 from hpcfed.data.dataset import Reading
 from hpcfed.data.sampling import even_parts
 from hpcfed.data.table import FEW, Table
@@ -46,8 +46,8 @@ class Examples:
     """New examples in a file, in a folder, or in memory.
 
     source: path of a CSV or Parquet file, of arrays (NPZ, HDF5), of an image or a folder of them,
-    or of texts (.txt, one a line); or a DataFrame, arrays as data sets have them, or a list of
-    texts.
+    or of texts (.txt, one a line); or a DataFrame, also of polars or pyarrow, arrays as data sets
+    have them, or a list of texts.
     encoder, shape, vocabulary: of the model's inputs.
     copies: names of columns (arrays) that pass through; default: a column id, if there is one.
     fill: whether missing values, and categories that the training data do not have, are filled in,
@@ -79,9 +79,17 @@ class Examples:
                 return
             with readable(path, ADVICE):
                 yield from self.of_file(path, size)
-        elif table.is_frame(source):
+            return
+        if table.is_other_frame(source):
+            source = table.to_pandas(source, "the inputs")
+        if table.is_frame(source):
             text = io.StringIO(source.to_csv(index=False))
             yield from map(self.of_table, self.csv(text, "the table", size))
+        elif hasattr(source, "columns") or hasattr(source, "column_names"):
+            raise DataError(
+                f"the inputs: a {type(source).__name__} has names of columns, which are not read; "
+                f"give a DataFrame, or an array [n, columns] in the order of the inputs"
+            )
         else:
             yield from self.of_arrays(source, "the inputs", {}, size)
 
@@ -252,6 +260,13 @@ class Examples:
             }
             for name, part, _ in shape:
                 check_shape(arrays[name], part, f"{where}: {name}")
+            lengths = {name: len(values) for name, values in arrays.items()}
+            if len(set(lengths.values())) > 1:
+                sizes = join_few([f"{name} {n:,}" for name, n in lengths.items()], FEW)
+                raise DataError(
+                    f"{where}: the modalities have other numbers of examples ({sizes}); give each "
+                    f"as many"
+                )
             return arrays
         array = np.asarray(x)
         if self.encoder.columns:
@@ -268,7 +283,9 @@ class Examples:
         """Return rows of numbers as a table of the columns that the model takes."""
         names = [column.name for column in self.encoder.columns]
         if "columns" in others:
-            names = list(map(str, others["columns"].tolist()))
+            names = check.texts(others["columns"], f"{where}: columns").tolist()
+            if len(set(names)) < len(names):
+                raise DataError(f"{where}: columns names one twice: {join_few(names, 3 * FEW)}")
         if x.ndim != 2 or x.shape[1] != len(names) or x.dtype.kind not in "biuf":
             raise DataError(
                 f"{where}: {x.dtype} {list(x.shape)}, but the model takes rows of "

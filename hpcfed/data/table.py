@@ -401,6 +401,25 @@ def is_frame(value: Any) -> bool:
     return pandas is not None and isinstance(value, pandas.DataFrame)
 
 
+def is_other_frame(value: Any) -> bool:
+    """Return whether a value is a table of polars, pyarrow or another library, but not of pandas.
+
+    It is recognised by the protocols through which such libraries exchange tables.
+    """
+    named = hasattr(value, "columns") or hasattr(value, "column_names")
+    offers = hasattr(value, "__arrow_c_stream__") or hasattr(value, "__dataframe__")
+    return named and offers and not is_frame(value) and not isinstance(value, type)
+
+
+def to_pandas(value: Any, where: str) -> Any:
+    """Return a table of another library as a DataFrame of pandas. where: opens messages."""
+    what = f"{where}: a {type(value).__name__}"
+    pandas = import_extra("pandas", "export", what)
+    if hasattr(value, "__arrow_c_stream__"):
+        return import_extra("pyarrow", "export", what).table(value).to_pandas()
+    return pandas.api.interchange.from_dataframe(value)
+
+
 def check_columns(table: Table, what: str, *names: str) -> None:
     """Raise DataError for a name that is not a column of the table.
 

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import DataError
-from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.paths import only_regular, regular
 from hpcfed.core.wording import join_few
 from hpcfed.data import files, tables
 from hpcfed.data.dataset import Reading
-from hpcfed.data.table import is_frame
+from hpcfed.data.table import is_frame, is_other_frame, to_pandas
 from hpcfed.storage.atomic import convert_write_errors, instead
 
 # Arrays of a data set, by the names that an .npz file has for them. What other kinds of data a file
@@ -159,7 +158,7 @@ def plain_part(value: Any) -> Any:
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return type(value)(map(plain_part, value))
     if is_other_frame(value):
-        return to_pandas(value)
+        return to_pandas(value, WHERE)
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is None or not isinstance(value, torch_data.DataLoader):
         return value
@@ -167,25 +166,6 @@ def plain_part(value: Any) -> Any:
     if isinstance(value.sampler, samplers_of_all) or not hasattr(value.dataset, "__len__"):
         return value.dataset
     return torch_data.Subset(value.dataset, sorted(set(value.sampler)))
-
-
-def is_other_frame(value: Any) -> bool:
-    """Return whether a value is a table of polars, pyarrow or another library, but not of pandas.
-
-    It is recognised by the protocols through which such libraries exchange tables.
-    """
-    named = hasattr(value, "columns") or hasattr(value, "column_names")
-    offers = hasattr(value, "__arrow_c_stream__") or hasattr(value, "__dataframe__")
-    return named and offers and not is_frame(value) and not isinstance(value, type)
-
-
-def to_pandas(value: Any) -> Any:
-    """Return a table of another library as a DataFrame of pandas."""
-    what = f"hpcfed.run: data: a {type(value).__name__}"
-    pandas = import_extra("pandas", "export", what)
-    if hasattr(value, "__arrow_c_stream__"):
-        return import_extra("pyarrow", "export", what).table(value).to_pandas()
-    return pandas.api.interchange.from_dataframe(value)
 
 
 def parts_of(data: Any) -> dict[str, Any]:

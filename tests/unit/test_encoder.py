@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import h5py
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from hpcfed.core.shapes import Modality, Shapes
 from hpcfed.data.dataset import DataSet, Reading, Text
 from hpcfed.data.datasets import load
 from hpcfed.data.new_examples import Examples
+from tests.unit.test_given_data import Polars
 
 pytestmark = pytest.mark.quick
 
@@ -121,6 +124,36 @@ def test_frames_parquet_arrays_and_csv_become_the_same(tmp_path):
         encoded(numbers, tmp_path / "new.npz")
 
 
+def test_arrays_of_hdf5_have_their_columns_by_name_in_an_attribute_or_an_array(tmp_path):
+    data = saved(tmp_path, "a,b,sick\n1,2,no\n3,4,yes\n5,6,yes\n", "a,b,sick\n1,9,no\n")
+    for form in ("columns", "features", "array"):
+        with h5py.File(tmp_path / "new.h5", "w") as file:
+            file["x"] = [[9.0, 1.0]]
+            if form == "array":
+                file["columns"] = ["b", "a"]
+            else:
+                file.attrs[form] = json.dumps(["b", "a"])
+        assert encoded(data, tmp_path / "new.h5").tobytes() == data.test.x.tobytes()
+    np.savez(tmp_path / "new.npz", x=[[9.0, 1.0]], columns=["b", "b"])
+    with pytest.raises(DataError, match="columns names one twice: b, b"):
+        encoded(data, tmp_path / "new.npz")
+
+
+class Rows(np.ndarray):
+    """Rows of numbers with names of columns, which no protocol tells."""
+
+    columns = ("b", "a")
+
+
+def test_tables_of_other_libraries_are_read_by_the_names_of_their_columns(tmp_path):
+    data = saved(tmp_path, "a,b,sick\n1,2,no\n3,4,yes\n5,6,yes\n", "a,b,sick\n1,9,no\n")
+    table = pyarrow.table({"b": [9.0], "a": [1.0]})
+    for source in (table, table.to_batches()[0], Polars(table)):
+        assert encoded(data, source).tobytes() == data.test.x.tobytes()
+    with pytest.raises(DataError, match="a Rows has names of columns, which are not read; give a"):
+        encoded(data, np.array([[9.0, 1.0]]).view(Rows))
+
+
 WRONG = {
     "column": ("age,sick\n1,no\n", r"has no column 'job', which the model takes; .* age, sick"),
     "gap": ("age,job\n1,cook\n,nurse\n", r"column 'age' has no value in row 2; .*--missing fill"),
@@ -205,6 +238,7 @@ def test_arrays_of_several_modalities_are_cut_alike_or_refused():
     for other, message in (
         ({"table": x["table"]}, "table, but the model takes table, motion"),
         (x["table"], "one array, but the model takes table, motion"),
+        (x | {"table": x["table"][:4]}, r"other numbers of examples \(table 4, motion 5\); give"),
         (x | {"motion": x["table"]}, r"motion: examples of shape \[3\], but .* takes \[2, 4\]"),
     ):
         with pytest.raises(DataError, match=message):
