@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.core import rng
+from hpcfed.core.errors import DataError
 from hpcfed.core.shapes import each
 from hpcfed.data.new_examples import Examples
 from hpcfed.data.table import is_frame
@@ -37,7 +38,7 @@ def predict(models: Sequence[Trained], examples: Examples) -> Iterator[Table]:
     """Yield predictions of a batch of examples after the other, as columns.
 
     Those of several models are the mean of their probabilities, or of the numbers that they
-    predict.
+    predict. Raises DataError if a column that passes through has the name of one of these.
     """
     about, task = models[0].about, models[0].task
     job = about.job
@@ -49,7 +50,13 @@ def predict(models: Sequence[Trained], examples: Examples) -> Iterator[Table]:
             rng.scoped(job.get("seed", 0), "predict", i),  # for models that draw
         ):
             soft = mean_soft(models, x).numpy()
-        yield batch.ids | task.report(soft, about.classes)
+        columns = task.report(soft, about.classes)
+        for name in batch.ids.keys() & columns.keys():
+            raise DataError(
+                f"the column {name!r} of the examples passes through, but predictions have a "
+                f"column of this name; rename it in the examples, or name another one as --id"
+            )
+        yield batch.ids | columns
 
 
 def mean_soft(models: Sequence[Trained], x: Any) -> Tensor:

@@ -152,6 +152,20 @@ def assert_evaluated(saved: Saved, predictions: dict[str, np.ndarray]) -> None:
         assert predictions[name].tolist() == column.tolist()
 
 
+def test_a_column_or_a_file_of_examples_that_predictions_would_replace_is_refused(tmp_path, capsys):
+    roles = ("--columns.target", "cost", "--columns.inputs", "age,job", "--data.partition", "iid")
+    run = trained(tmp_path, patients(tmp_path), *roles)
+    new, _ = only_tests(tmp_path / "patients.csv")
+    before = new.read_bytes()
+    for words, message in (
+        (("-o", str(tmp_path / "out.csv"), "--id", "cost"), "the column 'cost' of the examples"),
+        (("-o", str(new)), f"{new}: holds the examples; choose another place with -o"),
+    ):
+        assert main(["predict", str(run), str(new), *words]) == 2
+        assert message in capsys.readouterr().err
+    assert new.read_bytes() == before and not (tmp_path / "out.csv").exists()
+
+
 @pytest.mark.parametrize(
     "method",
     ["central", "fedavg", "scaffold", "feddyn", "fedrolex", "ditto", "pfedme", "fedbe", "fedasync"],

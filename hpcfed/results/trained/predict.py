@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.paths import output
 from hpcfed.core.wording import count_noun
 from hpcfed.models import files
@@ -41,6 +42,8 @@ def command(
     own, own_changed: as for `hpcfed.load_model`.
     id: a column that passes through.  missing: fill or refuse; None: as in training.
     """
+    if out.exists() and out.resolve() == data.expanduser().resolve():
+        raise ConfigError(f"{out}: holds the examples; choose another place with -o")
     chosen = load_model(run, client, own or (), model, own_changed)
     models = [*chosen.models] if isinstance(chosen, Ensemble) else [chosen]
     fill = None if missing is None else missing == FILL
