@@ -16,7 +16,7 @@ The scores of client k in a round (papers differ in what they report; results us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -121,11 +121,17 @@ def common(fed: Federation, predict: Predict, test: Shard | None = None) -> floa
 
 
 @torch.no_grad()
-def answer(fed: Federation, predict: Predict, test: Shard) -> list[Answers]:
-    """Return the answers of a model to some examples; none if there are no examples."""
+def answer(
+    fed: Federation, predict: Predict, test: Shard, metrics: Sequence[str] = ()
+) -> list[Answers]:
+    """Return the answers of a model to some examples; none if there are no examples.
+
+    metrics: those that are computed from the answers; default: the main one.
+    """
     if not len(test):
         return []
-    answers = fed.task.score(outputs(fed, predict, test), [fed.task.main], keep=True)[-1]
+    measured = metrics or [fed.task.main]
+    answers = fed.task.score(outputs(fed, predict, test), measured, keep=True)[-1]
     assert answers is not None  # they are kept
     return [answers]
 

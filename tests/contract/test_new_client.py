@@ -142,12 +142,71 @@ def test_what_no_client_of_the_run_can_be_is_refused_in_one_message(tmp_path, ca
     for words, message in (
         ((), "fesem has a model for each client, or for the clients of each cluster"),
         (("--held-out", "1"), "--held-out 1: give a share between 0 and 1"),
+        (("-o", str(tmp_path)), f"{tmp_path}: is a folder; name the file of the adapted model"),
     ):
         assert main(["adapt", str(run), "--data", str(data), *words]) == 2
         assert message in capsys.readouterr().err
     site(tmp_path, lambda i, row: [*row[:2], "perhaps" if i == 7 else row[2], *row[3:]])
     assert main(["adapt", str(run), "--data", str(data)]) == 2
     assert "'perhaps' in row 8 is no class of the run; these are no, yes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "roles, metrics, shown",
+    [
+        (
+            ("--columns.label", "grade"),
+            "log_loss,macro_roc_auc,ece",
+            ["accuracy", "log-loss", "macro ROC-AUC", "ECE"],
+        ),
+        (
+            (
+                "--columns.label",
+                "sick",
+                "--columns.positive",
+                "yes",
+                "--evaluate.validation",
+                "0.2",
+            ),
+            "sensitivity,specificity,roc_auc",  # the first two by a threshold of validation rows
+            ["accuracy", "ROC-AUC"],
+        ),
+    ],
+    ids=["classes", "threshold"],
+)
+def test_a_new_client_is_scored_by_the_runs_metrics_that_need_no_validation(
+    tmp_path, capsys, roles, metrics, shown
+):
+    run = trained(tmp_path, patients(tmp_path), *roles, *INPUTS, "--evaluate.metrics", metrics)
+    data = site(tmp_path, lambda i, row: [*row, "abc"[i % 3]])
+    header, rows = data.read_text().split("\n", 1)
+    data.write_text(f"{header},grade\n{rows}")
+    capsys.readouterr()
+    adapted(run, data)
+    lines = capsys.readouterr().out.splitlines()[2:-1]
+    assert [line[:24].strip() for line in lines] == shown
+    assert np.isfinite([float(value) for line in lines for value in line[24:].split()]).all()
+
+
+def test_labels_that_are_true_or_false_are_those_of_training(tmp_path):
+    table = patients(tmp_path)
+    lines = [line.split(",") for line in table.read_text().splitlines()]
+    for line in lines[1:]:
+        line[-2:] = [("false", "true")[int(v)] for v in line[-2:]]
+    table.write_text("\n".join(map(",".join, lines)) + "\n")
+    roles = ("--columns.labels", "fever,cough", *INPUTS, "--data.partition", "iid")
+    run = trained(tmp_path, table, *roles)
+    numbers = adapted(run, site(tmp_path))
+    words = site(tmp_path, lambda i, row: [*row[:-2], *(("False", "True")[v] for v in row[-2:])])
+    assert not differ(adapted(run, words), numbers)
+
+
+def test_a_file_of_a_model_is_no_run_that_a_client_can_join(tmp_path, capsys):
+    run = trained(tmp_path, patients(tmp_path), *SICK)
+    adapted(run, site(tmp_path))
+    model = (tmp_path / "site.safetensors").rename(run / "model.safetensors")
+    assert main(["adapt", str(model), "--data", str(site(tmp_path))]) == 2
+    assert f"{model}: is no run; give a run's folder" in capsys.readouterr().err
 
 
 def test_labels_in_arrays_are_class_numbers_whatever_the_classes_are_called():

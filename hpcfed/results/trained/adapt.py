@@ -21,7 +21,7 @@ from hpcfed.core.shapes import Shapes
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data.datasets import TABLES
 from hpcfed.data.new_examples import FILE, Examples
-from hpcfed.data.table import is_number, kind_name, to_column
+from hpcfed.data.table import flags, is_number, kind_name, to_column
 from hpcfed.data.tables import held_out as hold_out
 from hpcfed.models import files
 from hpcfed.results.columns import format_metric, title_metric
@@ -56,9 +56,16 @@ def command(
     """Write the adapted model of a new client, and return its scores on its held-out examples.
 
     data: examples with labels, in the form of the run's data.  name: of the client; default: that
-    of the data.  out: default: NAME.safetensors.  how, epochs, lr: instead of the job's.
+    of the data.  out: the file; default: NAME.safetensors.  how, epochs, lr: instead of the job's.
     held_out: share of the examples that is not trained on.  missing: as for `hpcfed predict`.
     """
+    if run.is_file() and run.suffix != names.results_file(run).suffix:
+        raise ConfigError(
+            f"{run}: is no run; give a run's folder, because a new client's model is made from the "
+            f"run's method, job and server"
+        )
+    if out is not None and out.is_dir():
+        raise ConfigError(f"{out}: is a folder; name the file of the adapted model as -o")
     if not 0 < held_out < 1:
         raise ConfigError(f"--held-out {held_out:g}: give a share between 0 and 1")
     folder, name = names.folder_of(run), name or data.stem
@@ -91,17 +98,19 @@ def adapt(saved: Saved, x: Any, y: np.ndarray, share: float, name: str, out: Pat
     before = trained(saved, client, name)
     training_words = personalise(saved, client)
     after = trained(saved, client, name)
+    # a threshold is chosen on validation examples, which a new client has not
+    metrics = [name for name in fed.data.metrics if not task.needs([name], "threshold")]
+    scores = [
+        task.compute(metrics, answer(fed, model.scores, client.test, metrics)[0])
+        for model in (before, after)
+    ]
     put(out, files.encode(after))
     lines = [
         f"{name}: {count_noun(len(client.train), 'example')} to train on, "
         f"{len(client.test):,} held out; {client.architecture}, {training_words}",
         f"{'held-out examples':<24}{'before':>10}{'after':>10}",
     ]
-    scores = [
-        task.compute(fed.data.metrics, answer(fed, model.scores, client.test)[0])
-        for model in (before, after)
-    ]
-    for metric, *values in zip(fed.data.metrics, *scores, strict=True):
+    for metric, *values in zip(metrics, *scores, strict=True):
         shown = "".join(f"{format_metric(metric, value):>10}" for value in values)
         lines.append(f"{title_metric(metric):<24}{shown}")
     return "\n".join([*lines, f"{out}: the adapted model; hpcfed predict {out} NEW predicts by it"])
@@ -212,7 +221,7 @@ def to_numbers(columns: Sequence[np.ndarray], task: Task, where: str) -> np.ndar
     numbers = []
     for values in columns:
         words = [str(value) for value in values.ravel()] if values.ndim == 1 else None
-        column = values if words is None else to_column(words, ("",))[0]
+        column = values if words is None else flags(to_column(words, ("",))[0])
         if column.dtype == object or np.isnan(column).any():
             raise DataError(f"{where}: a label is no number, as {task.labels} need")
         numbers.append(column if column.ndim > 1 else column[:, None])
