@@ -12,6 +12,7 @@ from hpcfed.results.trained.probe import command, make
 from hpcfed.storage import checkpoint, names, probe
 from tests.contract import toy
 from tests.contract.models import saved_run
+from tests.contract.test_predict import patients, trained
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,26 @@ def test_clients_are_compared_over_the_checkpoints_that_are_kept(run):
         and (answers.cka < 1.001).all()
     )
     assert not np.allclose(answers.cka[0], answers.cka[2])
+
+
+@pytest.mark.parametrize("method", ["apfl", "depthfl", "fedcp", "fedmrl", "fedrod", "gpfl"])
+def test_models_with_added_parts_are_probed_as_they_predict(method, tmp_path):
+    mix = () if method == "depthfl" else ("--models.mix", "small")
+    run = saved_run(tmp_path / "run", method, "--participation", "1", *mix, rounds=1)
+    answers = make(run, examples=20)
+    with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
+        x = torch.from_numpy(data["x_test"][answers.rows])
+    models = [hpcfed.load_model(run, client=k) for k in range(6)]
+    wanted = [model(x).argmax(1).tolist() for model in models]
+    assert answers.predictions.tolist() == wanted
+    is_known = [np.isfinite(values).all() for values in answers.conductance]
+    assert any(is_known) == (method not in ("apfl", "depthfl", "fedmrl"))
+
+
+def test_the_examples_of_a_run_without_classes_are_counted_too(tmp_path):
+    roles = ("--columns.target", "cost", "--columns.inputs", "age,job", "--data.partition", "iid")
+    run = trained(tmp_path, patients(tmp_path), *roles)
+    assert command(run, examples=20).endswith("4 clients after round 2, 20 test examples")
 
 
 def test_the_same_seed_draws_the_same_examples_for_all_methods(run, tmp_path):

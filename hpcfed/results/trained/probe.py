@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
@@ -55,7 +55,7 @@ def command(
     path = probe.write(folder, result)
     n, about = (
         len(result.clients),
-        f"after round {result.rounds[-1]}, {len(result.labels):,} test examples",
+        f"after round {result.rounds[-1]}, {len(result.rows):,} test examples",
     )
     return f"{path}: {count_noun(n, 'client')} {about}"
 
@@ -160,14 +160,17 @@ class Probing:
     def of_client(self, model: Trained) -> tuple[Tensor, np.ndarray, np.ndarray, np.ndarray]:
         """Return one client's representations [N, d] and predictions [N].
 
-        Also returns predictions [M] and conductances [M, d] for the images that all runs share.
+        Also returns predictions [M] and conductances [M, d] for the images that all runs share;
+        conductances are nan for a model that does not predict by its body as a whole.
         """
         z, predictions = answers(model, self.x)
         predictions = predictions if self.classes else predictions[:0]
         if not len(self.images):
             return z, predictions, predictions[:0], np.zeros((0, z.shape[1]), np.float32)
         _, image_predictions = answers(model, self.image_x)
-        conductances = conductance(model, self.image_x, self.image_labels)
+        conductances = np.full((len(self.images), z.shape[1]), np.nan, np.float32)
+        if calls_body(model, self.image_x):
+            conductances = conductance(model, self.image_x, self.image_labels)
         return z, predictions, image_predictions, conductances
 
     def alike(self, last: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
@@ -209,8 +212,10 @@ def tensors(split: Split, rows: np.ndarray) -> Any:
 @torch.no_grad()
 def answers(model: Trained, x: Any) -> tuple[Tensor, np.ndarray]:
     """Return the representations [N, d] of inputs, and the predicted classes, [N]."""
-    z = torch.cat([model.represent(part) for part in pieces(x, BATCH)])
-    return z, model.classify(z).argmax(1).numpy()
+    prepared = [model.prepare(part) for part in pieces(x, BATCH)]
+    z = torch.cat([model.features(part) for part in prepared])
+    scores = torch.cat([model.scores(part) for part in prepared])
+    return z, scores.argmax(1).numpy()
 
 
 def choose_images(labels: np.ndarray) -> np.ndarray:
@@ -221,6 +226,20 @@ def choose_images(labels: np.ndarray) -> np.ndarray:
     """
     _, positions = np.unique(labels, return_index=True)
     return positions[evenly(len(positions), IMAGES)]
+
+
+@torch.no_grad()
+def calls_body(model: Trained, x: Tensor) -> bool:
+    """Return whether the model calls its body, a module, for its scores. x: as stored."""
+    if not isinstance(model.body, nn.Module):
+        return False
+    calls: list[int] = []
+    hook = model.body.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        model.scores(model.prepare(x))
+    finally:
+        hook.remove()
+    return bool(calls)
 
 
 def conductance(model: Trained, x: Tensor, labels: np.ndarray) -> np.ndarray:
