@@ -16,6 +16,7 @@ from hpcfed.core.errors import DamagedError
 from hpcfed.core.shapes import Shapes
 
 CHANNELS = ("auto", "first", "last")
+SCALES = ("", "0..1", "0..255", "standardised")  # of images; "": another one, or not known
 LONGEST = 100_000  # maximum characters of a name, a category or a token
 MOST = 2**20  # maximum columns, categories of a column, and tokens
 
@@ -59,6 +60,7 @@ class Encoder:
     tokens: of texts, numbered from 2; 0 is padding and 1 any other token.
     scaled: whether images of other sizes are scaled.
     channels: which axis of arrays of images has the channels: first, last, or auto.
+    scale: that of the training images as models get them, one of SCALES.
     """
 
     columns: tuple[Column, ...] = ()
@@ -70,6 +72,7 @@ class Encoder:
     tokens: tuple[str, ...] = ()
     scaled: bool = False
     channels: str = CHANNELS[0]
+    scale: str = SCALES[0]
 
     @property
     def vocabulary(self) -> int:
@@ -106,6 +109,7 @@ def parse(stored: Any, shape: tuple[int, ...], vocabulary: int) -> Encoder:
         and isinstance(encoder.fills, bool)
         and isinstance(encoder.scaled, bool)
         and encoder.channels in CHANNELS
+        and encoder.scale in SCALES
     ):
         raise DamagedError(f"encoder is {stored!r:.200}")
     names = [column.name for column in columns]

@@ -77,6 +77,12 @@ def scale(x: np.ndarray) -> str:
     return "standardised" if centred else ""
 
 
+def scale_for_models(x: np.ndarray) -> str:
+    """Return the scale of images as models get them: 8-bit ones become 0..1. Else as `scale`."""
+    known = scale(x)
+    return "0..1" if known and x.dtype == np.uint8 else known
+
+
 def numbers(x: np.ndarray, where: str, channels: str = "auto") -> np.ndarray:
     """Return one modality of the examples as float32, or as images.
 

@@ -539,6 +539,9 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
             splits, tokens = encode(splits, how.text)
         facts["encoder"] = encoder = Encoder(tokens=tokens)
         vocabulary = encoder.vocabulary
+    else:
+        scale = check.scale_for_models(splits[0].x)
+        facts["encoder"] = replace(encoder, scale=scale)
     mean, std = ((), ()) if vocabulary else moments(splits[0].x)
     return DataSet(
         path.stem, splits[0], splits[1], classes, mean, std, vocabulary=vocabulary, **facts

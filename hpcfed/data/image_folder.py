@@ -166,7 +166,7 @@ def of_images(
         std=std,
         task=task,
         own_tests=own_tests,
-        encoder=Encoder(scaled=bool(how.image_size)),
+        encoder=Encoder(scaled=bool(how.image_size), scale="0..1"),
         **facts,
     )
 

@@ -55,6 +55,7 @@ class Examples:
     and categories are refused.
     filled: number of the values that were filled in, by column; it grows while batches are read.
     place: that of the value that was filled in before all others.
+    other_scale: a sentence about images of another scale than the training images; "": none.
     """
 
     source: Any
@@ -65,6 +66,7 @@ class Examples:
     fill: bool | None = None
     filled: dict[str, int] = field(default_factory=dict)
     place: str = ""
+    other_scale: str = ""
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Yield the examples, up to `size` at a time, as evenly as a run's evaluation does.
@@ -94,13 +96,14 @@ class Examples:
             yield from self.of_arrays(source, "the inputs", {}, size)
 
     @property
-    def note(self) -> str:
-        """A sentence about the values that were filled in; "" if there are none."""
-        if not self.filled:
-            return ""
-        shown = join_few([f"{name} {n}" for name, n in self.filled.items()], FEW)
-        total = count_noun(sum(self.filled.values()), "value")
-        return f"{total} filled in ({shown}), the first: {self.place}"
+    def notes(self) -> list[str]:
+        """Sentences about values that were filled in, and about another scale of images."""
+        notes = [self.other_scale] if self.other_scale else []
+        if self.filled:
+            shown = join_few([f"{name} {n}" for name, n in self.filled.items()], FEW)
+            total = count_noun(sum(self.filled.values()), "value")
+            notes.append(f"{total} filled in ({shown}), the first: {self.place}")
+        return notes
 
     def of_file(self, path: Path, size: int) -> Iterator[Batch]:
         """Yield the examples of one file."""
@@ -277,7 +280,20 @@ class Examples:
         array = files.as_inputs(array, where, tokens, channels)
         if array.dtype != object:
             check_shape(array, shape, where)
+            self.check_scale(array, where)
         return array
+
+    def check_scale(self, x: np.ndarray, where: str) -> None:
+        """Note images of another scale than that of the training images. x: as batches have it."""
+        scale, trained = check.scale_for_models(x), self.encoder.scale
+        if scale and trained and scale != trained:
+            form = (
+                "8-bit images, which become 0..1" if x.dtype == np.uint8 else f"images of {scale}"
+            )
+            self.other_scale = (
+                f"{where}: {form}, but the model was trained on images of {trained}; scale them as "
+                f"the training images were, or no prediction means anything"
+            )
 
     def as_table(self, x: np.ndarray, where: str, others: Mapping[str, np.ndarray]) -> Table:
         """Return rows of numbers as a table of the columns that the model takes."""
@@ -316,6 +332,7 @@ class Examples:
                         f"{width}x{height}; scale it as the training images were"
                     )
                 row[:] = image_folder.as_array(image, channels == 1, (width, height), where)
+            self.check_scale(x, str(path))
             yield Batch({FILE: np.array(names, object)[rows]}, x)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,8 +67,14 @@ def mean_soft(models: Sequence[Trained], x: Any) -> Tensor:
 
 
 def predict_all(models: Sequence[Trained], source: Any, id: str, fill: bool | None) -> Any:
-    """Return all predictions as columns, or for a DataFrame as one with the same index."""
-    parts = list(predict(models, examples_for(models[0].about, source, id, fill)))
+    """Return all predictions as columns, or for a DataFrame as one with the same index.
+
+    Values that were filled in, and images of another scale, are warned of.
+    """
+    examples = examples_for(models[0].about, source, id, fill)
+    parts = list(predict(models, examples))
+    for note in examples.notes:
+        warnings.warn(note, stacklevel=3)  # where the user calls `predict` of a model
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if not is_frame(source):
         return columns

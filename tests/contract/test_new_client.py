@@ -201,6 +201,18 @@ def test_labels_that_are_true_or_false_are_those_of_training(tmp_path):
     assert not differ(adapted(run, words), numbers)
 
 
+def test_values_that_are_filled_in_are_told_by_adapt_and_in_python(tmp_path, capsys):
+    run = trained(tmp_path, patients(tmp_path), *SICK)
+    data = site(tmp_path, lambda i, row: ["", *row[1:]] if i in (3, 5) else row)
+    line = f"2 values filled in (age 2), the first: {data}: column 'age' has no value in row 4"
+    capsys.readouterr()
+    model = adapted(run, data)
+    assert capsys.readouterr().out.splitlines()[-1] == f"warning: {line}"
+    with pytest.warns(UserWarning, match="2 values filled in") as told:
+        model.predict(data)
+    assert [str(one.message) for one in told] == [line] and told[0].filename == __file__
+
+
 def test_a_file_of_a_model_is_no_run_that_a_client_can_join(tmp_path, capsys):
     run = trained(tmp_path, patients(tmp_path), *SICK)
     adapted(run, site(tmp_path))

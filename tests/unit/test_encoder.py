@@ -182,7 +182,8 @@ def test_what_is_filled_in_is_counted_and_row_ids_pass_through(tmp_path):
     examples = Examples(tmp_path / "new.csv", data.encoder, data.shape, fill=True)
     batches = list(examples.batches(2))
     assert examples.filled == {"age": 1, "job": 2}
-    assert examples.note.endswith(f"{tmp_path}/new.csv: column 'age' has no value in row 1")
+    [note] = examples.notes
+    assert note.endswith(f"{tmp_path}/new.csv: column 'age' has no value in row 1")
     assert [batch.ids["row"].tolist() for batch in batches] == [[1, 2], [3]]
     assert [batch.ids["ID"].tolist() for batch in batches] == [["007", "008"], ["009"]]
     with pytest.raises(DataError, match="'judge' in row 2 is none of"):  # never without a word
@@ -228,6 +229,29 @@ def test_images_are_read_as_the_training_images_were(tmp_path, size):
         encoded(data, tmp_path / "red.png")
 
 
+def test_images_of_another_scale_than_the_training_images_are_told(tmp_path):
+    g = np.random.default_rng(0)
+    bytes_, y = g.integers(0, 256, (12, 6, 4), dtype=np.uint8), [0, 1] * 6
+    forms = {"8-bit": bytes_, "0..1": bytes_ / 255, "0..255": bytes_.astype(float)}
+    Image.fromarray(bytes_[0]).save(tmp_path / "new.png")
+    alike = {("8-bit", "0..1"), ("0..1", "8-bit"), *((form, form) for form in forms)}
+    for trained, x in forms.items():
+        np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        data = load(str(tmp_path / "data.npz"), Path("."), False, Reading())
+        for new, images in {**forms, "png": tmp_path / "new.png"}.items():
+            examples = Examples(images, again(data), data.shape)
+            list(examples.batches(5))
+            form = "8-bit" if new == "png" else new
+            assert bool(examples.notes) == ((trained, form) not in alike)
+    for scale in ("0..1", "standardised"):
+        examples = Examples(forms["0..255"], Encoder(scale=scale), data.shape)
+        list(examples.batches(5))
+        assert examples.notes == [
+            f"the inputs: images of 0..255, but the model was trained on images of {scale}; scale "
+            f"them as the training images were, or no prediction means anything"
+        ]
+
+
 def test_arrays_of_several_modalities_are_cut_alike_or_refused():
     shape = Shapes([Modality("table", (3,)), Modality("motion", (2, 4))])
     x = {"table": np.arange(15.0).reshape(5, 3), "motion": np.arange(40.0).reshape(5, 2, 4)}
@@ -260,6 +284,7 @@ FOREIGN = {
     "no flag": {"fills": "yes"},
     "tokens": {"tokens": ["a"]},
     "too many": {"missing_words": [""] * (2**20 + 1)},
+    "scale": {"scale": "0..9"},
     "long": {"text": "a" * 200_000},
 }
 

@@ -86,8 +86,9 @@ def command(
 
     def adapted(source: Reader) -> str:
         saved = Saved(folder, source, (), own or (), change)
-        x, y = read(saved, data, fill)
-        return adapt(saved, x, y, held_out, name, out or Path(f"{name}{files.ENDING}"))
+        x, y, notes = read(saved, data, fill)
+        said = adapt(saved, x, y, held_out, name, out or Path(f"{name}{files.ENDING}"))
+        return "\n".join([said, *(f"warning: {note}" for note in notes)])
 
     return from_newest(folder, adapted)
 
@@ -166,9 +167,10 @@ def trained(saved: Saved, client: Client, name: str) -> Trained:
     return saved.assemble(parts, client.id, f"final/{saved.main_metric}", name)
 
 
-def read(saved: Saved, data: Path, fill: bool | None) -> tuple[Any, np.ndarray]:
+def read(saved: Saved, data: Path, fill: bool | None) -> tuple[Any, np.ndarray, list[str]]:
     """Return inputs and labels of a new site's examples, as the run's training had them.
 
+    Also returns what is to be said about them: `Examples.notes`.
     Labels are in the columns that the run's labels were in, in an array y, or the names of folders.
     """
     about, folder = saved.about, data.is_dir()
@@ -187,7 +189,7 @@ def read(saved: Saved, data: Path, fill: bool | None) -> tuple[Any, np.ndarray]:
     y = to_classes(columns[0], classes, where, in_arrays) if saved.fed.task.has_classes else None
     if y is None:
         y = to_numbers(columns, saved.fed.task, where)
-    return x.get("", x), y
+    return x.get("", x), y, examples.notes
 
 
 def modality_arrays(x: Any) -> Mapping[str, np.ndarray]:

@@ -62,7 +62,7 @@ def command(
             writer.writerows(rows)
             n += len(rows)
     message = f"{out}: predictions for {count_noun(n, 'example')} by {describe(run, chosen)}"
-    return message + (f"\nwarning: {examples.note}" if examples.note else "")
+    return "\n".join([message, *(f"warning: {note}" for note in examples.notes)])
 
 
 def describe(run: Path, model: Trained | Ensemble) -> str:
