@@ -112,7 +112,7 @@ class Trained(nn.Module):
         return self.task.predict(self.scores(self.prepare(x)))
 
     def predict(self, source: Any, id: str = "", fill: bool | None = None) -> Any:
-        """Return predictions of new examples as columns by name, or for a DataFrame as one.
+        """Return predictions of new examples as columns by name, for a DataFrame of pandas as one.
 
         source, fill: see `hpcfed.data.new_examples.Examples`.  id: a column that passes through.
         Raises DataError, with row and column, for examples that the model cannot take.

@@ -106,7 +106,8 @@ def rank_units(name: str, probe: Probe, image: int) -> Ranks:
     if not finite:
         raise ConfigError(
             f"conductance: {name}: no client of the most common width of representations has a "
-            f"conductance that is finite"
+            f"conductance that is finite; models that predict by other parts than their body have "
+            f"none"
         )
     ks = np.array(sorted(finite, key=lambda k: order[kinds[k]]))
     ranks = rankdata(np.stack([probe.conductance[k] for k in ks]), axis=-1)  # [n, M, d]
