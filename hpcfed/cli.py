@@ -94,6 +94,8 @@ def _options(words: Sequence[str] | None) -> dict[str, Any]:
         return {**vars(options), "words": others}
     if others:
         parser.error(f"{options.command}: unrecognized arguments: {' '.join(others)}")
+    if vars(options).get("own"):
+        own_folder()
     return vars(options)
 
 

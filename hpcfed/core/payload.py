@@ -17,6 +17,7 @@ from torch import Tensor
 from hpcfed.core.params import Mean, Params
 
 LEAVES = (Tensor, np.ndarray)
+PLAIN = (str, bytes, int, float, np.generic)  # values beside them, of no bytes
 AT_HAND = {"cpu"}  # devices whose values are read without a wait
 AT_ONCE = 2**26  # bytes of tensors on a GPU that are examined at once
 # largest page-locked buffer, in bytes: the system cannot use such memory for anything else
@@ -155,6 +156,22 @@ def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
 def nbytes(value: Any) -> int:
     """Return the bytes of all tensors and arrays in nested mappings, sequences and means."""
     return sum(tensor.nbytes for _, tensor in tensors(value))
+
+
+def uncounted(value: Any) -> str:
+    """Return the type of the first part of a value whose tensors `tensors` does not see; "": none.
+
+    Such a part is an object of a class, as a method's state that is a dataclass.
+    """
+    if value is None or isinstance(value, LEAVES + PLAIN):
+        return ""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif isinstance(value, Mean):
+        value = [term[:2] for term in value.terms]
+    elif not isinstance(value, list | tuple):
+        return type(value).__name__
+    return next(filter(None, map(uncounted, value)), "")
 
 
 def bytes_of_bits(n: int) -> int:

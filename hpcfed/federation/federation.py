@@ -16,7 +16,7 @@ from hpcfed.clients.selection import Choice
 from hpcfed.core import rng, user_code
 from hpcfed.core.inputs import prepare
 from hpcfed.core.params import Mean, Params, Per, Term
-from hpcfed.core.payload import nbytes, row_major
+from hpcfed.core.payload import nbytes, row_major, uncounted
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.label_counts import ChangedCounts
 from hpcfed.federation.participants import Participants
@@ -518,8 +518,15 @@ class Federation:
         """Send a value to a client, and return what the client receives.
 
         It passes `fed.transforms`. What comes through is counted, and is all that
-        the client has of the server: what it loads and computes with.
+        the client has of the server: what it loads and computes with. It is a Params, a tensor or
+        an array, or a dict, list or tuple of these.
         """
+        if not isinstance(value, Params) and (kind := uncounted(value)):
+            raise user_code.OwnError(
+                f"{user_code.caller()}fed.down gets a {kind}, whose tensors would be neither "
+                f"counted nor compressed; give its parts: a Params, a tensor, or a dict or tuple "
+                f"of these"
+            )
         bytes_: int | None = None
         for transform in self.transforms:
             value, size = transform.download(self, client, value)

@@ -336,6 +336,22 @@ def test_a_command_that_takes_a_job_finds_methods_in_the_folder_where_it_is_call
     assert cli.main(["sweep", *fields, "--out", "runs", "--dry-run"]) == 0, capsys.readouterr().err
 
 
+def test_code_that_a_command_may_import_is_found_in_the_folder_where_it_is_called(
+    tmp_path, monkeypatch, capsys
+):
+    source = "from torch import nn\n\n\ndef here(shape, d):\n    return nn.Flatten()\n"
+    (tmp_path / "own_network.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(REPOSITORY), *(p for p in sys.path if p)])
+    job = ["--algorithm.name", "local", "--models.mix", "own_network:here", "--rounds", "1"]
+    words = ["--clients", "2", "--log.picture", "false", "--quiet", "--out", "run"]
+    assert cli.main(["run", *job, *words]) == 0, capsys.readouterr().err
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.delitem(sys.modules, "own_network")
+    assert cli.main(["models", "run", "--own", "own_network:here"]) in (0, None)
+    assert "models of 2 clients after round 1" in capsys.readouterr().out
+
+
 def test_no_command_shows_the_help_and_a_misspelt_one_the_right_name(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main([])

@@ -3,6 +3,7 @@ that move.
 """
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import nbytes, on_device
+from hpcfed.core.user_code import OwnError
 from hpcfed.engine import balance
 from hpcfed.federation.federation import Federation
 from hpcfed.federation.upload import Upload
@@ -143,6 +145,23 @@ def test_bytes_are_counted_by_client_and_direction():
         (20, 16 + 8),
         (0, 0),
     ]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A state of a method's own."""
+
+    weights: Params
+
+
+def test_a_download_whose_bytes_cannot_be_counted_is_refused():
+    fed = federation()
+    for value in (Model(Params(a=torch.zeros(5))), {"model": [Model(Params(a=torch.zeros(5)))]}):
+        with pytest.raises(OwnError, match="fed.down gets a Model, whose tensors would be neither"):
+            fed.down(fed.clients[1], value)
+    assert fed.tallies[1].down == 0
+    fed.down(fed.clients[1], {"a": (torch.zeros(2), [np.zeros(2), 3, None, "x"]), "b": 1.5})
+    assert fed.tallies[1].down == 8 + 16
 
 
 def test_only_tensors_and_arrays_have_bytes():
