@@ -133,10 +133,13 @@ def fill_layout(runs: list[Run], design: Layout, paper: bool) -> Grid:
     main, *others = dict.fromkeys(view.what() for view in views)
     what = ", and ".join([main, *(other[0].lower() + other[1:] for other in others)])
     description = f"{design.caption} ({design.source}). {caption(what, design.deviation, seeds)}"
-    notes = [*absence_notes(runs, placed), *otherwise(groups, design)]
+    description += "; in brackets the paper's" * paper
+    # the paper's caption speaks of its own jobs; notes are comments in LaTeX
+    description += "".join(f". {note}" for note in otherwise(groups, design))
+    notes = list(absence_notes(runs, placed))
     labels, heads = ([each.label for each in part] for part in (design.rows, design.columns))
     return Grid(
-        description + "; in brackets the paper's" * paper,
+        description,
         views[0].value,
         design.down,
         design.across,

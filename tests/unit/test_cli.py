@@ -343,8 +343,8 @@ def test_code_that_a_command_may_import_is_found_in_the_folder_where_it_is_calle
     (tmp_path / "own_network.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(REPOSITORY), *(p for p in sys.path if p)])
-    job = ["--algorithm.name", "local", "--models.mix", "own_network:here", "--rounds", "1"]
-    words = ["--clients", "2", "--log.picture", "false", "--quiet", "--out", "run"]
+    job = ["--algorithm.name", "local", "--models.mix", "own_network:here", "--models.d", "256"]
+    words = ["--rounds", "1", "--clients", "2", "--log.picture", "false", "--quiet", "--out", "run"]
     assert cli.main(["run", *job, *words]) == 0, capsys.readouterr().err
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     monkeypatch.delitem(sys.modules, "own_network")
