@@ -190,7 +190,7 @@ def load(run: str | Path) -> Run:
 
 
 def load_model(
-    source: str | Path,
+    source: str | Path | Run,
     client: int | str | None = None,
     own: Collection[str] = (),
     model: str = "",
@@ -199,7 +199,7 @@ def load_model(
     """A trained model: a torch.nn.Module in eval mode, on the CPU, that takes inputs as the data
     set has them.
 
-    source: folder of a run, also during the run: its newest intact checkpoint; or a file
+    source: a run, or its folder, also during the run: its newest intact checkpoint; or a file
     of `hpcfed models` or `hpcfed adapt`, for which nothing of the run is needed, and no client.
     client: number or name of the client whose model it is.  model: "common", the global model;
     "ensemble", of which the predictions are the mean of all clients' models; default: common, or
@@ -215,4 +215,5 @@ def load_model(
     """
     from hpcfed.results.trained import load  # here: `hpcfed list` needs no torch
 
-    return load.load_model(source, client, own, model, own_changed)
+    place = source if isinstance(source, str | Path) else source.folder
+    return load.load_model(place, client, own, model, own_changed)
