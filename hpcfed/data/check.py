@@ -79,8 +79,8 @@ def scale(x: np.ndarray) -> str:
 
 def scale_for_models(x: np.ndarray) -> str:
     """Return the scale of images as models get them: 8-bit ones become 0..1. Else as `scale`."""
-    known = scale(x)
-    return "0..1" if known and x.dtype == np.uint8 else known
+    name = scale(x)
+    return "0..1" if name and x.dtype == np.uint8 else name
 
 
 def numbers(x: np.ndarray, where: str, channels: str = "auto") -> np.ndarray:
