@@ -184,7 +184,7 @@ class ClientStore:
     def layout(self, architecture: str) -> Layout:
         """Return the names and shapes of an architecture's tensors; computed once.
 
-        No weights are made for it, unless the model's code is from elsewhere.
+        No weights are made for it, unless `for_shapes` says so.
         """
         if architecture not in self.layouts:
             with for_shapes(architecture):

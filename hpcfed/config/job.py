@@ -88,6 +88,9 @@ FREE = (
     "training",
 )
 
+# those of them on which numbers depend: a run may last longer, or do other final steps
+CHANGE_RESULTS = ("rounds", "evaluate.patience", "adapt")
+
 PROGRAM = "python -m hpcfed.main [JOB.toml ...]"
 # stands in a job's identity for engines with equal results
 EXACT = {"engine": "eager, traced or graphed"}

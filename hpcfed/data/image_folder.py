@@ -173,11 +173,12 @@ def of_images(
 
 def classes_of(folder: Path) -> list[str]:
     """Return the names of the folders in a folder."""
-    return sorted(
-        name
-        for name in os.listdir(folder)
-        if name[0] != "." and os.path.isdir(folder / name)  # no link that goes in a circle
-    )
+    return sorted(name for name in os.listdir(folder) if is_class(folder / name))
+
+
+def is_class(place: Path) -> bool:
+    """Return whether this is a folder that counts, and no link that goes in a circle."""
+    return place.name[0] != "." and os.path.isdir(place)
 
 
 def classes_in(homes: Sequence[Path]) -> list[str]:
@@ -225,7 +226,8 @@ def list_images(homes: Sequence[Path], classes: list[str]) -> Images:
             place = home / name
             entries = os.listdir(place) if place.is_dir() else []  # a class may have no test images
             images = sorted(file for file in entries if file.lower().endswith(ENDS))
-            inside += [place / name for name in classes_of(place)] if entries else []
+            others = sorted(set(entries).difference(images))  # few, of which the disk is asked
+            inside += [place / name for name in others if is_class(place / name)]
             files += [place / file for file in images]
             labels += [label] * len(images)
             numbers += [number] * len(images)

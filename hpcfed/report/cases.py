@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.config.datasets import PARTITIONS
-from hpcfed.config.job import FREE, READING
+from hpcfed.config.job import CHANGE_RESULTS, FREE, READING
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.naming import Names, find_named
 from hpcfed.results.run import Run, format_value
@@ -43,9 +43,8 @@ UNCOUNTED = (
     "evaluate.batch",
 )  # a method's own fields, which its row shows, and further measurements
 MACHINE = ("ranks", "nodes", "version")  # of a run's header; they change its times alone
-CHANGEABLE = ("rounds", "evaluate.patience", "adapt")  # by a resume, and numbers depend on them
 ASIDE = (  # fields on which no number depends
-    *(name for name in FREE if name not in CHANGEABLE),
+    *(name for name in FREE if name not in CHANGE_RESULTS),
     "adapt.save",
 )
 

@@ -47,9 +47,8 @@ def clean(runs: Sequence[Path], delete: bool = False, last: bool = False) -> Gro
             if holder := find_holder(folder):
                 notes.append(f"{folder}: {holder} has this run; it is left alone")
                 continue
-            through = last and finished(folder, rounds)
             find = remove_from if delete else find_waste
-            for waste in list(find(folder, through)):
+            for waste in list(find(folder, last, rounds)):
                 rows.append((str(folder), waste.what, size(waste.bytes)))
                 total += waste.bytes
     done = "deleted" if delete else "can be deleted; nothing has been yet: add --delete"
@@ -57,13 +56,13 @@ def clean(runs: Sequence[Path], delete: bool = False, last: bool = False) -> Gro
     return Group(*([table("run,what,>size", rows, named=True)] if rows else []), *map(Text, notes))
 
 
-def find_waste(folder: Path, last: bool) -> Iterator[Waste]:
+def find_waste(folder: Path, last: bool, rounds: int) -> Iterator[Waste]:
     """Yield what of a run nobody needs: older checkpoints, and what interrupted writes left.
 
-    last: the last checkpoint too.
+    rounds: as in `finished`.
     """
     indices = checkpoint.saved(folder)
-    n_needed = 0 if last else 1
+    n_needed = 0 if last and finished(folder, rounds) else 1
     for index in indices[n_needed:]:
         what = "checkpoint" if indices.index(index) else "last checkpoint"
         total = bytes_of(index, *checkpoint.parts_of(index))
@@ -74,12 +73,12 @@ def find_waste(folder: Path, last: bool) -> Iterator[Waste]:
         yield Waste("values beside memory, of a run that was killed", spill, bytes_of(spill))
 
 
-def remove_from(folder: Path, last: bool) -> list[Waste]:
+def remove_from(folder: Path, last: bool, rounds: int) -> list[Waste]:
     """Delete what `find_waste` finds, under the run's lock."""
     lock = Lock(folder, WORLD, end=None)
     lock.take()
     try:
-        leftovers = list(find_waste(folder, last))
+        leftovers = list(find_waste(folder, last, rounds))
         for waste in leftovers:
             try:
                 if waste.path.suffix == ".h5":

@@ -285,13 +285,13 @@ def test_neither_ones_own_model_nor_sub_models_load_torchs_compiler(tmp_path):
         "def net(shape, d):\n    return nn.Sequential(nn.Flatten(), nn.Linear(256, d))\n"
     )
     usual = ["--rounds", "1", "--log.picture", "false", "--out", str(tmp_path / "run")]
-    own = ["--models.mix", "mine:net"]
-    narrow = ["--algorithm.name", "heterofl", "--models.mix", "cnn", "--models.widths", "1,0.5"]
+    users_model = ["--models.mix", "mine:net"]
+    sub_models = ["--algorithm.name", "heterofl", "--models.mix", "cnn", "--models.widths", "1,0.5"]
     code = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
 from hpcfed.cli import main
-for flags in {own, narrow}:
+for flags in {users_model, sub_models}:
     assert not main(["run", "--overwrite", *{usual}, *flags])
 print({{"torch._dynamo", "sympy"}} & set(sys.modules))
 """

@@ -107,12 +107,13 @@ def costs(run: Path, stateless: bool) -> Costs:
     train = rates(names, seconds, examples)
     measured = np.isfinite(column(record, f"clients/{main_metric(record)}")[skip:])
     job = header["job"]
-    drawn = draws_evaluated(at(job, "evaluate.clients"), job["clients"])
-    evaluated = measured & ((stateless and drawn) | (examples > 0))
+    trained = examples > 0
+    beyond_cohort = stateless and draws_evaluated(at(job, "evaluate.clients"), job["clients"])
+    evaluated = measured & (beyond_cohort | trained)
     return Costs(
         train=train,
         evaluate=evaluation(record, names, train, skip, evaluated),
-        rest=rest(record, skip) * header["ranks"] / float((examples > 0).sum(1).mean()),
+        rest=rest(record, skip) * header["ranks"] / float(trained.sum(1).mean()),
         server=float(np.median(column(record, "ranks/server")[skip:].max(1))),
         peak=float(column(record, "ranks/peak_bytes").max()),
         gpu=float(column(record, "ranks/peak_device_bytes").max()),

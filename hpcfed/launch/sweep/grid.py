@@ -17,7 +17,7 @@ from pathlib import Path
 from hpcfed.config import words as typed
 from hpcfed.config.fields import annotation_of, is_list
 from hpcfed.config.files import read
-from hpcfed.config.job import FREE, Job, job_model
+from hpcfed.config.job import CHANGE_RESULTS, FREE, Job, job_model
 from hpcfed.config.layers import environment
 from hpcfed.config.load import DEFAULT_ALGORITHM, Importable, load, text_at
 from hpcfed.config.methods import ALGORITHMS, registered_name
@@ -39,7 +39,7 @@ LONG = 150  # characters of a run's name
 METHODS = "algorithm.name"
 # fields that may change after a sweep was defined: its runs can last longer, but finished ones keep
 # their results
-MAY_CHANGE = tuple(name for name in FREE if name not in ("evaluate.patience", "adapt"))
+MAY_CHANGE = ("rounds", *(name for name in FREE if name not in CHANGE_RESULTS))
 Values = dict[str, str]  # of the fields that vary, as they are given
 
 

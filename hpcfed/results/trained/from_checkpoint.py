@@ -64,8 +64,8 @@ class Saved:
         record.same_run(results.header, source.header, source.path)
         self.source, self.t = source, source.rounds - 1
         self.job = again(change(results.header["job"]), str(run), allowed)
-        own = own_names(self.job.algorithm.name, models_of(self.job))
-        code = check_trained(results.header.get("own", {}), own, str(run), own_changed)
+        code_names = own_names(self.job.algorithm.name, models_of(self.job))
+        code = check_trained(results.header.get("own", {}), code_names, str(run), own_changed)
         self.clients = select_clients(clients, self.job.clients)
         self.names = client_names(results)
         self.main_metric = main_metric(results)
