@@ -3,14 +3,17 @@ over the whole registry, and read files.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcfed.algorithms import trial
 from hpcfed.clients.store import ClientStore
 from hpcfed.data import files
 from hpcfed.data.partition_file import Partition
+from hpcfed.federation.federation import Federation
 from hpcfed.models import MODELS, Entry
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout, Skeleton
@@ -68,6 +71,39 @@ def models_in_memory() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ClientStore, "start", start_once)
         patch.setattr(ClientStore, "layout", layout_once)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def trials_in_memory() -> Iterator[None]:
+    """Bytes of a job are measured once in a test, and not on each rank of each of its runs.
+
+    A trial knows nothing of ranks: it is a federation of its own, on one of them.
+    """
+    trials: dict[str, tuple[Federation, Any]] = {}
+
+    @contextmanager
+    def open_once(fed: Federation, ids: list[int], encoded: bool = True) -> Iterator[Federation]:
+        key = repr((fed.job.plain(), ids, encoded))
+        if key in trials:
+            yield trials[key][0]
+            return
+        with real_trial(fed, ids, encoded) as small:
+            yield small
+            trials[key] = small, results.pop(small)
+
+    def perform_once(small: Federation) -> Any:
+        for performed, result in trials.values():
+            if performed is small:
+                return result
+        results[small] = perform(small)
+        return results[small]
+
+    perform, real_trial = trial.perform, trial.trial
+    results: dict[Federation, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "trial", open_once)
+        patch.setattr(trial, "perform", perform_once)
         yield
 
 

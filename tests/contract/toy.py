@@ -40,14 +40,14 @@ from tests import saving
 CLASSES, D, SHAPE = 4, 16, (1, 8, 8)
 SIZES = (1, 9, 8, 17, 21, 32)  # training examples of each client; 17 leaves a last batch of one
 TESTS = (1, 4, 6, 5, 7, 0)
-MIX = "small,mlp,fedhenn-3,small,cnn,fedhenn-1"
+MIX = "small,mlp,fedhenn-3,small,fedhenn-2,fedhenn-1"
 MIXES = {
     "one architecture": "small",
     "widths": "small",
     "depths": "resmlp-2,resmlp-4",
 }  # by what a method accepts; others: MIX
 WITHOUT_NORM = {"one architecture": "mlp", "widths": "cnn", "depths": "resmlp-2,resmlp-4"}
-MIX_WITHOUT_NORM = "mlp,cnn,fedhenn-3,mlp,cnn,fedhenn-1"
+MIX_WITHOUT_NORM = "mlp,fedhenn-2,fedhenn-3,mlp,fedhenn-2,fedhenn-1"
 DIFFERENT = {"widths": ("--models.widths", "1,0.5,0.25")}  # in which clients may differ beside it
 # what a method needs beside its defaults, the last for a fraction of a second; nothing of it if
 # flags give the first option another value
