@@ -1,8 +1,9 @@
 """Errors for users: each has one message that says what, where, which value, and what to do.
 
 `hpcfed.main` and `hpcfed.cli` print the message of an `HpcfedError` without a traceback and exit
-with status 2. After a `RankLost` the run continues without that rank. Any other exception is a bug
-of hpcfed and shows its traceback.
+with status 2, as they do for errors in users' files (`user_code`) and lack of memory. After a
+`RankLost` the run continues without that rank. Any other exception is a bug of hpcfed and shows its
+traceback.
 """
 
 import errno

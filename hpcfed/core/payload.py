@@ -28,7 +28,8 @@ LOCKED = 2**28
 class Tally:
     """Loss, work and traffic of one client in one round.
 
-    Bytes are those of tensors; numbers beside them are not counted.
+    Bytes are those of tensors; numbers beside them are not counted. Logs of turns, which
+    checkpoints have, store the fields in this order: a new one has a default, and is the last.
     """
 
     loss: float = 0.0  # sum over examples

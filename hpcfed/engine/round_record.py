@@ -21,15 +21,9 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Flags = Callable[[], dict[str, bool]]  # the requests of a rank, by name
 Failures = Mapping[int, dict[int, tuple[str, str]]]  # client -> kind and message, by job's number
+TALLIED = ("examples", "epochs", "seconds", "down", "up", "work")  # as fields of a `Tally`
 # "metric" is the main metric of the task, whose name it gets in a record
-COLUMNS = (
-    "train_loss",
-    "examples",
-    "epochs",
-    "seconds",
-    "down",
-    "up",
-    "work",
+SCORED = (
     "metric_before",
     "loss_before",
     "metric_received",
@@ -38,6 +32,7 @@ COLUMNS = (
     "loss",
     "one_class",
 )
+COLUMNS = ("train_loss", *TALLIED, *SCORED)
 # up to this many clients, a round's record has all clients; beyond it, only those that took part
 # or were evaluated (readers fill in the others up to `columns.LISTED` clients)
 FEW = 100
@@ -45,13 +40,11 @@ FEW = 100
 
 def cells(tally: Tally) -> tuple[float, ...]:
     """Return a tally as a row of the table, the mean loss first."""
-    return (tally.mean_loss, *(getattr(tally, name) for name in COLUMNS[1:7]))
+    return (tally.mean_loss, *(getattr(tally, name) for name in TALLIED))
 
 
-NOTHING = (
-    *cells(Tally()),
-    *7 * [float("nan")],
-)  # cells of a client that did nothing and was not evaluated
+NO_SCORES = (float("nan"),) * len(SCORED)
+NOTHING = (*cells(Tally()), *NO_SCORES)  # of a client that did nothing and was not evaluated
 
 
 def peak_bytes() -> int:
@@ -98,12 +91,12 @@ class Recorder:
         """Gather the work of all clients and ranks; collective.
 
         named: clients that have a row even if they did nothing, the same on all ranks.
-        scores: of this rank's clients, as the last seven of COLUMNS.
+        scores: of this rank's clients, as SCORED.
         """
         fed, raised = self.fed, flags()
         ours = {k for k in {**fed.tallies, **scores} if k in fed.clients}
         mine: dict[int, Any] = {
-            k: (*cells(fed.tallies.get(k, Tally())), *scores.get(k, NOTHING[-7:])) for k in ours
+            k: (*cells(fed.tallies.get(k, Tally())), *scores.get(k, NO_SCORES)) for k in ours
         }
         peaks = {"peak_bytes": peak_bytes(), "peak_device_bytes": peak_device_bytes(fed.device)}
         mine[fed.K + fed.comm.rank] = {

@@ -89,13 +89,14 @@ def test_texts_speak_of_the_project_alone():
     assert {path: words for path, words in places.items() if words} == {}
 
 
-QUOTED = re.compile(r"`([\w./*]+\.(?:py|md|toml))\b")
+QUOTED = re.compile(r"`([\w./*]+\.(?:py|md|toml))\b(?::\s+([\w.]+)`)?")  # and a name in it
 
 
-def test_every_file_that_contributing_names_is_there():
+def test_every_file_that_contributing_names_is_there_and_has_the_name_that_follows():
     """A path begins at the root, in hpcfed, in tests, or, in the table of rooms, in its room."""
     lost = []
-    for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines():
+    # a row of the table, or a paragraph, whose lines may break within a reference
+    for part in re.split(r"\n\n|\n(?=\|)", (ROOT / "CONTRIBUTING.md").read_text()):
         bases = [
             ROOT,
             ROOT / "hpcfed",
@@ -103,9 +104,23 @@ def test_every_file_that_contributing_names_is_there():
             ROOT / "tests/unit",
             ROOT / "tests/contract",
         ]
-        if row := re.match(r"\| `(\w+/)`", line):
+        if row := re.match(r"\| `(\w+/)`", part):
             bases = [ROOT / "hpcfed" / row[1], ROOT]
-        for path in QUOTED.findall(line):
-            if "NAME" not in path and not any(True for base in bases for _ in base.glob(path)):
-                lost.append(path)
+        for path, symbol in QUOTED.findall(part):
+            files = [file for base in bases for file in base.glob(path)]
+            if "NAME" not in path and not (
+                files and all(any(defines(file, n) for file in files) for n in symbol.split("."))
+            ):
+                lost.append((path, symbol))
     assert lost == []
+
+
+def defines(file: Path, symbol: str) -> bool:
+    """Whether a file has a class, function or variable of this name; any has the name ""."""
+    nodes = ast.walk(ast.parse(file.read_text())) if symbol else ()
+    return not symbol or any(
+        symbol == (node.id if isinstance(node, ast.Name) else node.name)
+        for node in nodes
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    )
