@@ -117,7 +117,7 @@ def test_every_file_that_contributing_names_is_there_and_has_the_name_that_follo
 
 def defines(file: Path, symbol: str) -> bool:
     """Whether a file has a class, function or variable of this name; any has the name ""."""
-    nodes = ast.walk(ast.parse(file.read_text())) if symbol else ()
+    nodes = ast.walk(tree(file)) if symbol else ()
     return not symbol or any(
         symbol == (node.id if isinstance(node, ast.Name) else node.name)
         for node in nodes
