@@ -32,21 +32,20 @@ if TYPE_CHECKING:
 def for_shapes(name: str) -> AbstractContextManager[object]:
     """Return a context in which a model is built for its names and shapes alone.
 
-    A model of hpcfed or torchvision or a dual encoder gets no weights: torch's meta device has
-    none. Other code may read values of the tensors that it makes, so its models are built as
-    always; so are sub-models, because to cut a tensor there loads sympy, half a second on each
-    rank. Random streams stay as they are.
+    A model of hpcfed or torchvision or a dual encoder gets no weights. Other code may read values
+    of the tensors that it makes, so its models are built as always; so are sub-models, because to
+    cut a tensor without values loads sympy, half a second on each rank. Random streams stay as they
+    are.
     """
-    import torch
-
     from hpcfed.core import rng
+    from hpcfed.models.without_weights import without_weights
 
     architecture = Architecture.parse(name)
     base = architecture.base
     is_foreign = ":" in base and not find(base).dual and not base.startswith("torchvision:")
     if is_foreign or architecture.width < 1:
         return rng.scoped(0, "shapes")
-    return torch.device("meta")
+    return without_weights()
 
 
 def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:

@@ -31,6 +31,7 @@ from hpcfed.core.shapes import Shapes
 from hpcfed.core.wording import join_few
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.user_model import call_by_keyword, make, name_of, run
+from hpcfed.models.without_weights import without_weights
 
 INTERNAL = frozenset(vars(nn.Module()))  # attributes that every module has
 FEW = 4  # names in a message
@@ -104,7 +105,7 @@ def refuse(
         with rng.scoped_everywhere(0, "untrained"):
             module = make(name, target, shape, classes, d)
         try:
-            with torch.device("meta"):  # without memory, where the user's code allows it
+            with without_weights():  # and memory, where the user's code allows it
                 other = make(name, target, shape, classes, d)
         except ConfigError:
             other = make(name, target, shape, classes, d)

@@ -218,15 +218,14 @@ def model(name: str, entry: Any) -> dict[str, Any]:
 
     Only shapes are computed.
     """
-    import torch
-
     from hpcfed.models import build
     from hpcfed.models.cost import work
+    from hpcfed.models.without_weights import without_weights
 
     sizes = {}
     vocabulary = VOCABULARY if entry.text else 0
     for label, shape in inputs(entry).items():
-        with torch.device("meta"):
+        with without_weights():
             count = sum(
                 p.numel() for p in build(name, shape, CLASSES, vocabulary=vocabulary).parameters()
             )

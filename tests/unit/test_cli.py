@@ -16,6 +16,7 @@ from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.load import load
 from hpcfed.config.methods import KINDS
+from hpcfed.core import rng
 from hpcfed.core.errors import HpcfedError
 from hpcfed.launch import commands
 from hpcfed.models import MODELS
@@ -278,8 +279,14 @@ def test_a_result_file_is_read_without_torch(run):
     assert python("-c", code, "summary", str(run)).stdout.endswith("\nFalse\n")
 
 
-def test_neither_ones_own_model_nor_sub_models_load_torchs_compiler(tmp_path):
+def test_neither_ones_own_model_nor_sub_models_nor_texts_load_torchs_compiler(tmp_path):
     """It takes a second and more, on each rank, and sympy half of one."""
+    texts = {
+        f"{array}_{part}": rng.stream(0, "test", array).integers(1, high, size)
+        for array, high, size in (("x", 9, (40, 5)), ("y", 3, 40))
+        for part in ("train", "test")
+    }
+    np.savez(tmp_path / "texts.npz", **texts, vocabulary=9)
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n\n\n"
         "def net(shape, d):\n    return nn.Sequential(nn.Flatten(), nn.Linear(256, d))\n"
@@ -287,11 +294,13 @@ def test_neither_ones_own_model_nor_sub_models_load_torchs_compiler(tmp_path):
     usual = ["--rounds", "1", "--log.picture", "false", "--out", str(tmp_path / "run")]
     users_model = ["--models.mix", "mine:net"]
     sub_models = ["--algorithm.name", "heterofl", "--models.mix", "cnn", "--models.widths", "1,0.5"]
+    text_model = ["--models.mix", "lstm-1", "--algorithm.name", "fedavg"]
+    text_model += ["--data.name", str(tmp_path / "texts.npz")]
     code = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
 from hpcfed.cli import main
-for flags in {users_model, sub_models}:
+for flags in {users_model, sub_models, text_model}:
     assert not main(["run", "--overwrite", *{usual}, *flags])
 print({{"torch._dynamo", "sympy"}} & set(sys.modules))
 """
