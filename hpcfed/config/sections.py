@@ -282,7 +282,8 @@ class Columns(Section):
     image: str = ""
     """Hugging Face: column of images, which are then the inputs."""
     missing: Literal["refuse", "fill", "drop"] = "refuse"
-    """Missing values: refuse the table; fill in the mean of the training part; drop the rows.
+    """Missing values: refuse the table; fill in the mean of the training part, but no labels; drop
+    each row with any gap.
     """
     missing_words: Names = ("?", "na", "n/a", "nan", "null", "none", "-")
     """Words that stand for a missing value, in any case of letters; an empty value always does."""

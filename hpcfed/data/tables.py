@@ -362,19 +362,21 @@ def by_column(table: Table, name: str) -> tuple[Table, Table]:
     return table.take(np.flatnonzero(~tests)), table.take(np.flatnonzero(tests))
 
 
-def refuse_gaps(table: Table, name: str, why: str) -> None:
-    wrong = np.flatnonzero(gaps(table[name]))
-    if len(wrong):
+def refuse_gaps(table: Table, name: str, what_to_do: str) -> None:
+    """Raise DataError if a column has gaps; the message names the first and what to do."""
+    rows = np.flatnonzero(gaps(table[name]))
+    if len(rows):
         raise DataError(
-            f"{table.where}: column {name!r} has no value in row {table.number(wrong[0])}; {why}: "
-            f"columns.missing = 'drop' leaves such rows out"
+            f"{table.where}: column {name!r} has no value in row {table.number(rows[0])}; "
+            f"{what_to_do}"
         )
 
 
 def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> Table:
     """Return the table, without the rows that have gaps if these are to be dropped.
 
-    Raises DataError for gaps if they are to be refused, and for infinite values.
+    Raises DataError for gaps if they are to be refused, for infinite values, and, unless their
+    rows are dropped, for gaps in the columns of labels and clients, which nothing can fill.
     """
     check_columns(table, "inputs", *role.labels, *role.inputs)
     columns = set(table.names)
@@ -392,6 +394,17 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
         return table
     shown = join_few([f"{name} {n}" for name, n in number.items()], FEW)
     total = count_noun(sum(number.values()), "value")
+    if how.columns.missing != "drop":
+        dropped = count_noun(int(np.any(list(missing.values()), axis=0).sum()), "row")
+        for name in filter(number.get, (*role.labels, role.client)):
+            refuse_gaps(
+                table,
+                name,
+                f"labels and clients are not filled in: remove the "
+                f"{count_noun(number[name], 'row')}, or set columns.missing = 'drop', which leaves "
+                f"out the {dropped} in which a used column lacks one; if a word counts as missing "
+                f"that is none, leave it out of columns.missing_words",
+            )
     if how.columns.missing == "refuse":
         row = min(int(np.flatnonzero(missing[name])[0]) for name in number)
         raise DataError(
@@ -412,8 +425,6 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
             f"out ({shown})"
         )
         return table.take(full)
-    for name in role.labels:
-        refuse_gaps(table, name, "labels are not filled in")
     filled = sorted({filling(table[name], name, how) for name in number})
     notes.append(
         f"{table.where}: {total} missing ({shown}), filled in from the training part with "
@@ -455,7 +466,7 @@ def clients(parts: list[Table], name: str) -> tuple[list[np.ndarray | None], tup
     """
     whose = [part for part in parts if name in part.names]
     for part in whose:
-        refuse_gaps(part, name, "the client of an example is not filled in")
+        refuse_gaps(part, name, "name the client of each example, or leave the row out")
     columns = [part[name] for part in whose]
     if len({c.dtype for c in columns}) > 1:
         columns = [np.array([kind_name(v) for v in c], object) for c in columns]
@@ -498,7 +509,7 @@ def kinds_of_labels(
     """
     labels = [part[name] for part in parts]
     for part, values in zip(parts, labels, strict=True):
-        refuse_gaps(part, name, "each example needs a label")
+        refuse_gaps(part, name, "give each example a label, or leave the row out")
         if values.dtype == object:
             continue
         broken = np.flatnonzero(values != np.round(values))
@@ -543,7 +554,7 @@ def whole_labels(
 def numeric(part: Table, where: str, role: Roles, task: Task) -> np.ndarray:
     """Return labels that are numbers, as the task has them."""
     for name in role.labels:
-        refuse_gaps(part, name, "each example needs its label")
+        refuse_gaps(part, name, "give each example its label, or leave the row out")
         if part[name].dtype == object:
             raise DataError(
                 f"{part.where}: column {name!r} holds words, but {task.labels} are numbers; name "

@@ -139,6 +139,34 @@ def test_rows_with_gaps_are_refused_or_dropped_in_one_message(tmp_path):
     assert data.notes[0].endswith("1 of 4 rows lack values and are left out (score 1)")
 
 
+@pytest.mark.parametrize("missing", ["refuse", "fill"])
+@pytest.mark.parametrize(
+    ("gap", "column"), [("50,pilot,south,4,", "sick"), ("50,pilot,,4,no", "site")]
+)
+def test_a_row_without_label_or_client_is_refused_with_what_fill_and_drop_do(
+    tmp_path, missing, gap, column
+):
+    roles = {"label": "sick", "client": "site", "missing": missing}
+    name = save(tmp_path, PEOPLE.replace("50,pilot,south,4,no", gap))
+    with pytest.raises(DataError) as caught:
+        read(name, **roles)
+    text = str(caught.value)
+    assert f"column {column!r} has no value in row 4" in text and "'fill'" not in text
+    # row 3, which has a label but no score, would be dropped too
+    assert "remove the 1 row, or set columns.missing = 'drop', which leaves out the 2 rows" in text
+    assert "columns.missing_words" in text
+
+
+def test_images_without_a_client_are_not_told_of_a_setting_that_tables_alone_have(tmp_path):
+    place = draw(tmp_path / "cats")
+    names = [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(10)]
+    rows = "".join(f"{name},{'' if name == 'cat/3.png' else 'a'}\n" for name in names)
+    save(place, "file_name,site\n" + rows, "metadata.csv")
+    with pytest.raises(DataError, match="column 'site' has no value in row") as caught:
+        read(str(place), client="site")
+    assert "columns.missing" not in str(caught.value)
+
+
 def test_the_job_says_which_words_stand_for_missing_values(tmp_path):
     text = "history,label\n" + "none,yes\nasthma,no\n?,no\n" * 4
     with pytest.raises(DataError, match=r"8 values missing, .* leave it out of columns.missing_wo"):
@@ -235,7 +263,7 @@ WRONG = {
     "quantity": (
         PEOPLE.replace("4,no", "4,0.5"),
         {"label": "score"},
-        r"1 value missing, the first in row 3 \(score 1\)",
+        "column 'score' has no value in row 3; labels and clients are not filled in",
     ),
     "regression": ("a,y\n1,0.5\n2,1\n", {}, "value 0.5 in row 1; labels are words or whole"),
     "ragged": ("a,y\n1,2\n1\n", {}, "line 3 has 1 value, but the first line names 2 columns"),
@@ -255,7 +283,7 @@ WRONG = {
     "one_hot_of_label": (PEOPLE, {"label": "sick", "one_hot": ("sick",)}, "is not an input"),
     "test_values": (PEOPLE, {"label": "sick", "test": "site"}, "'site' is 'north' in row 1"),
     "all_dropped": ("a,y\n,0\n,1\n", {"missing": "drop"}, "each row lacks a value"),
-    "label_gap": ("a,y\n1,\n2,1\n", {"missing": "fill"}, "has no value in row 1; labels are not"),
+    "label_gap": ("a,y\n1,\n2,1\n", {"missing": "fill"}, "has no value in row 1; labels and cl"),
     "positive_of_none": (
         PEOPLE,
         {"missing": "fill", "label": "sick", "positive": "1"},
