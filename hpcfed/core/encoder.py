@@ -7,7 +7,8 @@ normalise these, are beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
@@ -19,6 +20,7 @@ CHANNELS = ("auto", "first", "last")
 SCALES = ("", "0..1", "0..255", "standardised")  # of images; "": another one, or not known
 LONGEST = 100_000  # maximum characters of a name, a category or a token
 MOST = 2**20  # maximum columns, categories of a column, and tokens
+INTEGER = re.compile(r"-?[0-9]{1,18}")  # a class name that fits int64
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Encoder:
     encoding: of the characters in CSV files.
     text: the column of texts in a table.
     labels: the columns of a table that labels are made of.
+    integer_labels: whether the data's labels are integers, as which predictions give the classes;
+    their names are these integers as texts.
     tokens: of texts, numbered from 2; 0 is padding and 1 any other token.
     scaled: whether images of other sizes are scaled.
     channels: which axis of arrays of images has the channels: first, last, or auto.
@@ -69,6 +73,7 @@ class Encoder:
     encoding: str = "utf-8"
     text: str = ""
     labels: tuple[str, ...] = ()
+    integer_labels: bool = False
     tokens: tuple[str, ...] = ()
     scaled: bool = False
     channels: str = CHANNELS[0]
@@ -85,10 +90,15 @@ class Encoder:
         return {k: v for k, v in asdict(self).items() if v != getattr(usual, k)}
 
 
-def parse(stored: Any, shape: tuple[int, ...], vocabulary: int) -> Encoder:
+def are_integers(classes: Iterable[str]) -> bool:
+    """Return whether all names of classes are integers."""
+    return all(map(INTEGER.fullmatch, classes))
+
+
+def parse(stored: Any, shape: tuple[int, ...], vocabulary: int, classes: Iterable[str]) -> Encoder:
     """Return the encoder from JSON, after checking all of it.
 
-    shape, vocabulary: of the model's inputs, which it must give.
+    shape, vocabulary: of the model's inputs, which it must give.  classes: their names.
     Raises DamagedError.
     """
     if not isinstance(stored, dict) or set(stored) - {field.name for field in fields(Encoder)}:
@@ -108,10 +118,13 @@ def parse(stored: Any, shape: tuple[int, ...], vocabulary: int) -> Encoder:
         all(map(is_text, texts))
         and isinstance(encoder.fills, bool)
         and isinstance(encoder.scaled, bool)
+        and isinstance(encoder.integer_labels, bool)
         and encoder.channels in CHANNELS
         and encoder.scale in SCALES
     ):
         raise DamagedError(f"encoder is {stored!r:.200}")
+    if encoder.integer_labels and not are_integers(classes):
+        raise DamagedError("encoder has integers as labels, but not all classes are integers")
     names = [column.name for column in columns]
     widths = (sum(column.width for column in columns),)
     several = isinstance(shape, Shapes)

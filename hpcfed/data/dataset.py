@@ -328,4 +328,4 @@ def from_arrays(arrays: Arrays) -> DataSet:
     stored = facts.pop("encoder")
     train, test = split("train"), split("test")
     data = DataSet(train=train, test=test, task=task, groups=arrays.get("groups"), **facts)
-    return replace(data, encoder=parse(stored, data.shape, data.vocabulary))
+    return replace(data, encoder=parse(stored, data.shape, data.vocabulary, data.classes))

@@ -527,7 +527,9 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
         own_tests = users is not None
         rows = held_out(str(path), task.strata(splits[0].y), users, how.held_out)
         splits = [splits[0].take(part) for part in rows]
-    vocabulary, encoder = file.vocabulary, Encoder(channels=how.channels)
+    integers = task.has_classes and file.classes is None
+    vocabulary = file.vocabulary
+    encoder = Encoder(channels=how.channels, integer_labels=integers)
     notes = () if file.test is None else tuple(other_scales(path, raws, splits))
     facts: Any = {"task": task, "own_tests": own_tests, "encoder": encoder, "notes": notes}
     facts["user_names"] = user_names
@@ -537,7 +539,7 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
     if splits[0].x.dtype == object:
         with add_path_to_errors(path):
             splits, tokens = encode(splits, how.text)
-        facts["encoder"] = encoder = Encoder(tokens=tokens)
+        facts["encoder"] = encoder = Encoder(tokens=tokens, integer_labels=integers)
         vocabulary = encoder.vocabulary
     else:
         scale = check.scale_for_models(splits[0].x)

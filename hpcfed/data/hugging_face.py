@@ -209,7 +209,9 @@ def of_images(
     decoder = Images(library, image, name)
     images = [partial(decoder, part) for part in both]
     facts: Any = {"name": title(name), "classes": names, "user_names": user_names}
-    return image_folder.of_images(name, images, y, users, task, how, **facts)
+    data = image_folder.of_images(name, images, y, users, task, how, **facts)
+    integers = tables.have_integer_labels(parsed, role, task, classes, names)
+    return replace(data, encoder=replace(data.encoder, integer_labels=integers))
 
 
 class Images:

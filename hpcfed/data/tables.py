@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.core.encoder import Column, Encoder
+from hpcfed.core.encoder import Column, Encoder, are_integers
 from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.core.rng import stream
 from hpcfed.core.wording import count_noun, join_few
@@ -232,6 +232,7 @@ def to_dataset(
         missing_words=tuple(sorted(how.missing_words)),
         encoding=how.columns.encoding,
         labels=tuple(role.labels),
+        integer_labels=have_integer_labels(parts, role, task, classes, names),
     )
     mean, std = tuple[float, ...](), tuple[float, ...]()
     if how.columns.text:
@@ -333,6 +334,21 @@ def labels(
     task = role.task or Classification()
     task.check_outputs(len(names), parts[0].where)
     return y, names, task
+
+
+def have_integer_labels(
+    parts: Sequence[Table],
+    role: Roles,
+    task: Task,
+    classes: Sequence[str] | None,
+    names: Sequence[str],
+) -> bool:
+    """Return whether labels are integers that stand for classes without other names.
+
+    classes: as in `to_dataset`.  names: of the classes.
+    """
+    numbers = all(part[role.label].dtype != object for part in parts)
+    return task.has_classes and not classes and numbers and are_integers(names)
 
 
 def words(table: Table, name: str) -> np.ndarray:

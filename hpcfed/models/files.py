@@ -106,7 +106,9 @@ def parse_about(path: Path, metadata: dict[str, str]) -> About:
             check_type(name, value)
         rows = {name: read_numbers(values[name]) for name in ("mean", "std")}
         rows |= {"shape": read_shape(values["shape"]), "classes": tuple(values["classes"])}
-        rows["encoder"] = parse(values["encoder"], rows["shape"], values["vocabulary"])
+        rows["encoder"] = parse(
+            values["encoder"], rows["shape"], values["vocabulary"], rows["classes"]
+        )
         about = About(**values | rows)
         check_about(about)
     except (DamagedError, KeyError) as error:

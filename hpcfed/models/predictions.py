@@ -51,7 +51,7 @@ def predict(models: Sequence[Trained], examples: Examples) -> Iterator[Table]:
             rng.scoped(job.get("seed", 0), "predict", i),  # for models that draw
         ):
             soft = mean_soft(models, x).numpy()
-        columns = task.report(soft, about.classes)
+        columns = task.report(soft, about.labels)
         for name in batch.ids.keys() & columns.keys():
             raise DataError(
                 f"the column {name!r} of the examples passes through, but predictions have a "

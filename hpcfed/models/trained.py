@@ -76,6 +76,11 @@ class About:
     own: dict[str, str] = field(default_factory=dict)
 
     @property
+    def labels(self) -> tuple[str, ...] | tuple[int, ...]:
+        """The classes as the data's labels are: names, or integers. Else names of the outputs."""
+        return tuple(map(int, self.classes)) if self.encoder.integer_labels else self.classes
+
+    @property
     def moment(self) -> str:
         """When the model is from, in words."""
         return moment(self.rounds, self.before_final)

@@ -22,7 +22,9 @@ class Binary(Classification):
     n_outputs: ClassVar[int] = 2
     usual: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "kappa", "pr_auc", "roc_auc")
 
-    def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def report(
+        self, soft: np.ndarray, names: Sequence[str] | Sequence[int]
+    ) -> dict[str, np.ndarray]:
         """Return the class, and the probability of the positive one."""
         classes = super().report(soft, names)["class"]
         return {"class": classes, f"probability_{names[1]}": soft[:, 1]}

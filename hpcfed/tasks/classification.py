@@ -278,9 +278,12 @@ class Classification(Task):
         """Return the probability of each class."""
         return output.double().softmax(1)
 
-    def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def report(
+        self, soft: np.ndarray, names: Sequence[str] | Sequence[int]
+    ) -> dict[str, np.ndarray]:
         """Return the class of the largest probability, and the probability of each class."""
-        classes = np.array([str(name) for name in names], object)[soft.argmax(1)]
+        integers = all(isinstance(name, int) for name in names)
+        classes = np.array(names, np.int64 if integers else object)[soft.argmax(1)]
         return {"class": classes} | {f"probability_{n}": soft[:, c] for c, n in enumerate(names)}
 
     def score(

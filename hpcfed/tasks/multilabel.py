@@ -110,7 +110,9 @@ class Multilabel(Task):
         """Return the probability of each label."""
         return output.double().sigmoid()
 
-    def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def report(
+        self, soft: np.ndarray, names: Sequence[str] | Sequence[int]
+    ) -> dict[str, np.ndarray]:
         """Return the probability of each label."""
         return {f"probability_{name}": soft[:, c] for c, name in enumerate(names)}
 

@@ -100,7 +100,9 @@ class Survival(Task):
         """Return Cox's loss. output: [n, 1].  y: [n, 2], time and event."""
         return cox(output[:, 0], y)
 
-    def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def report(
+        self, soft: np.ndarray, names: Sequence[str] | Sequence[int]
+    ) -> dict[str, np.ndarray]:
         """Return the risk relative to that of an output of 0."""
         return {"risk": np.exp(soft[:, 0])}
 

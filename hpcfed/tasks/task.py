@@ -180,12 +180,14 @@ class Task:
         """
         return self.predict(output.double())
 
-    def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def report(
+        self, soft: np.ndarray, names: Sequence[str] | Sequence[int]
+    ) -> dict[str, np.ndarray]:
         """Return predictions as columns for users, [n] each.
 
-        soft: [n, C], as `soft` returns it.  names: of the outputs.
+        soft: [n, C], as `soft` returns it.  names: of the outputs; classes may be integers.
         """
-        return {name: soft[:, c] for c, name in enumerate(names)}
+        return {str(name): soft[:, c] for c, name in enumerate(names)}
 
     def answers(self, output: Tensor, y: Tensor) -> Answers:
         """Return what metrics are computed from. output: [n, C], float32."""

@@ -148,7 +148,7 @@ def assert_evaluated(saved: Saved, predictions: dict[str, np.ndarray]) -> None:
     with torch.no_grad():
         parts = list(outputs(saved.fed, model.scores, shard))
     soft = torch.cat([model.task.soft(output) for output, _ in parts])
-    for name, column in model.task.report(soft.numpy(), model.about.classes).items():
+    for name, column in model.task.report(soft.numpy(), model.about.labels).items():
         assert predictions[name].tolist() == column.tolist()
 
 
@@ -174,7 +174,7 @@ def test_the_global_model_is_the_one_that_the_run_scored_on_all_test_examples(tm
     run = saved_run(tmp_path / "run", method, "--evaluate.common", rounds=1)
     with np.load(toy.folder() / "data.npz") as data:
         predictions = hpcfed.load_model(run, model="common").predict(data["x_test"])
-        right = predictions["class"].astype(int) == data["y_test"]
+        right = predictions["class"] == data["y_test"]
     assert right.mean() == hpcfed.load(run).column("rounds/accuracy_common")[-1]
 
 
@@ -227,6 +227,41 @@ def test_predictions_for_test_texts_are_those_of_the_run(tmp_path):
     run = trained(tmp_path, tmp_path / "t.npz", *text)
     (tmp_path / "new.txt").write_text("\n".join(texts[:30]))
     assert_evaluated(opened(run), hpcfed.load_model(run).predict(tmp_path / "new.txt"))
+
+
+@pytest.mark.parametrize("label", ["stage", "died"], ids=["three", "positive"])
+def test_whole_numbers_as_labels_come_back_as_whole_numbers_in_python_and_in_files(tmp_path, label):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(patients(tmp_path)).assign(stage=lambda f: (f.age // 25).astype(int))
+    frame.to_csv(tmp_path / "numbers.csv", index=False)
+    roles = ("--columns.label", label, "--columns.inputs", "age", "--data.partition", "iid")
+    roles += ("--columns.positive", "1") if label == "died" else ()
+    run = trained(tmp_path, tmp_path / "numbers.csv", *roles)
+    assert main(["models", str(run), "--common", "-o", str(tmp_path)]) == 0
+    file = hpcfed.load_model(tmp_path / "common.safetensors")
+    for model in (hpcfed.load_model(run), hpcfed.load_model(run, model="ensemble"), file):
+        predictions = model.predict(frame)["class"]
+        assert predictions.dtype == np.int64 and set(predictions) <= set(frame[label])
+        json.dumps(predictions.tolist())
+        assert model.about.classes == tuple(map(str, sorted(set(frame[label]))))
+    assert (
+        main(["predict", str(run), str(tmp_path / "numbers.csv"), "-o", str(tmp_path / "o")]) == 0
+    )
+    assert read(tmp_path / "o")["class"].tolist() == predictions.tolist()
+
+
+def test_names_of_classes_come_back_as_texts_even_if_they_are_digits(tmp_path):
+    g = np.random.default_rng(0)
+    x, y = g.random((60, 1, 8, 8)).astype(np.float32), np.arange(60) % 2
+    small = ("--models.mix", "cnn")
+    for name, labels in (("words", y.astype(str)), ("numbers", y)):
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=labels)
+        run = trained(tmp_path / name, tmp_path / f"{name}.npz", *small)
+        model = hpcfed.load_model(run)
+        assert model.about.classes == ("0", "1")
+        assert set(model.predict(x)["class"].tolist()) <= (
+            {0, 1} if name == "numbers" else {"0", "1"}
+        )
 
 
 def test_each_choice_of_a_model_is_said_and_is_that_model(tmp_path, capsys):
@@ -309,11 +344,12 @@ def test_a_model_as_onnx_predicts_the_same_and_carries_its_encoder(tmp_path, tas
     assert model.about == hpcfed.load_model(run).about
     metadata = onnx.get_modelmeta().custom_metadata_map
     shape, encoder = json.loads(metadata["shape"]), json.loads(metadata["encoder"])
-    assert parse(encoder, tuple(shape), 0) == model.about.encoder
+    classes = json.loads(metadata["classes"])
+    assert parse(encoder, tuple(shape), 0, classes) == model.about.encoder
     examples = examples_for(model.about, table)
     [batch] = examples.batches(1000)
     [soft] = onnx.run(None, {"x": batch.x})
-    report = model.task.report(soft, json.loads(metadata["classes"]))
+    report = model.task.report(soft, classes)
     predictions = model.predict(table)
     assert len(report) and soft.shape[0] == ROWS
     for name, column in report.items():

@@ -73,7 +73,9 @@ def write(path: Path, columns: dict[str, list[str]]) -> Path:
 
 def again(data: DataSet) -> Encoder:
     """The data's encoder, written as JSON and read."""
-    return parse(json.loads(json.dumps(data.encoder.plain())), data.shape, data.vocabulary)
+    return parse(
+        json.loads(json.dumps(data.encoder.plain())), data.shape, data.vocabulary, data.classes
+    )
 
 
 def encoded(data: DataSet, source: object, size: int = 3, **options) -> np.ndarray:
@@ -282,6 +284,8 @@ FOREIGN = {
     "missing": {"columns": [{"name": "a"}]},
     "no text": {"encoding": 8},
     "no flag": {"fills": "yes"},
+    "labels no flag": {"integer_labels": 1},
+    "labels of other classes": {"integer_labels": True},
     "tokens": {"tokens": ["a"]},
     "too many": {"missing_words": [""] * (2**20 + 1)},
     "scale": {"scale": "0..9"},
@@ -291,11 +295,12 @@ FOREIGN = {
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_a_strangers_encoder_is_refused(case):
-    parse({"columns": [COLUMN]}, (2,), 0)
+    parse({"columns": [COLUMN]}, (2,), 0, ("0", "sick"))
+    assert parse({"integer_labels": True}, (2,), 0, ("-1", "20")).integer_labels
     with pytest.raises(DamagedError, match="encoder"):
-        parse(FOREIGN[case], (2,), 0)
+        parse(FOREIGN[case], (2,), 0, ("0", "sick"))
 
 
 def test_the_default_encoder_is_nothing_in_json():
-    assert Encoder().plain() == {} and parse({}, (1, 8, 8), 0) == Encoder()
+    assert Encoder().plain() == {} and parse({}, (1, 8, 8), 0, ()) == Encoder()
     assert Column("a", (1.0, 2.0)).width == 2

@@ -227,7 +227,7 @@ def inputs(header: dict[str, Any], job: Job) -> dict[str, Any]:
         "std": read_numbers(facts["std"]),
         "shape": shape,
         "vocabulary": vocabulary,
-        "encoder": parse(facts["encoder"], shape, vocabulary),
+        "encoder": parse(facts["encoder"], shape, vocabulary, header["classes"]),
         "classes": tuple(header["classes"]),
         "task": header["task_facts"],
         "d": job.models.d,
