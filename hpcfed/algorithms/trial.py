@@ -52,7 +52,8 @@ EXAMPLES = 3  # of each class that a client has
 COMPARED = 100  # clients of a kind, the first ones, whose numbers of classes are compared
 RATE = 1e-3  # largest learning rate, so that a trial does not diverge where the run may
 LOOPS = ("steps", "epochs", "iterations", "passes", "matchings")  # endings of fields, set to 1
-Bytes = tuple[int, int, int]  # down, up, and of uploads in memory
+# down, up, of uploads in memory, and down without the messages of secure sums
+Bytes = tuple[int, int, int, int]
 Kind = tuple[str, tuple[str, ...]]  # of a client: its architecture and its modalities
 
 
@@ -139,8 +140,12 @@ class Measured:
 
     def traffic(self, k: int) -> tuple[int, int]:
         """Return the bytes that client k receives and sends in a round."""
-        down, up, _ = self._of(k)
+        down, up, *_ = self._of(k)
         return down, up
+
+    def download(self, k: int) -> int:
+        """Return the bytes that client k receives in a round beside messages of secure sums."""
+        return self._of(k)[3]
 
     def upload_memory(self, k: int) -> int:
         """Return the bytes of memory that the uploads of client k take in a round, decoded.
@@ -236,6 +241,13 @@ def measure(fed: Federation, encoded: bool = True) -> Measured:
     return by_form[encoded]
 
 
+def download(fed: Federation, k: int) -> int:
+    """Return the bytes that client k receives in a round beside messages of secure sums."""
+    if fed.rule and is_plain(fed.job.algorithm, "traffic"):
+        return measure(fed).download(k)
+    return fed.participants.announced(k)[0]
+
+
 def check_privacy(fed: Federation) -> None:
     """Raise ConfigError, on all ranks, for a method that reads what the job hides.
 
@@ -288,10 +300,10 @@ def on_line(bytes_: Mapping[int, Bytes], number: int) -> Bytes | None:
     }
     if len(slopes) > 1:
         return None
-    down, up, memory = (
-        int(v + slope * (number - a)) for v, slope in zip(low, slopes.pop(), strict=True)
+    slope = slopes.pop()
+    return tuple(  # type: ignore[return-value]  # as many as `low` has
+        int(v + by * (number - a)) for v, by in zip(low, slope, strict=True)
     )
-    return down, up, memory
 
 
 def classes(fed: Federation, k: int) -> int:
@@ -305,17 +317,21 @@ def perform(fed: Federation) -> tuple[list[Bytes], int]:
     If losses are nan from the start, these are the bytes until then: the run itself then ends with
     the message that names its client.
     """
-    method, everybody = fed.job.algorithm, list(range(fed.K))
-    state, most, uploads = method.init(fed), [(0, 0, 0)] * fed.K, 0
+    method = fed.job.algorithm
+    state, most, uploads = method.init(fed), [(0, 0, 0, 0)] * fed.K, 0
     once = one_exchange(method) and not fed.transforms  # which may learn in the first round
     for t in range(1 if once else 2):
         state = rehearse(fed, state, t)
         uploads = max(uploads, *fed.replay.uploads.values(), 0)
         memory = fed.trial.upload_memory if fed.trial else {}
-        of_round = [(fed.tallies[k].down, fed.tallies[k].up, memory.get(k, 0)) for k in everybody]
         most = [
-            (max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]))
-            for a, b in zip(most, of_round, strict=True)
+            (
+                max(down, fed.tallies[k].down),
+                max(up, fed.tallies[k].up),
+                max(stored, memory.get(k, 0)),
+                max(download, fed.tallies[k].down - fed.tallies.sum_messages[k]),
+            )
+            for k, (down, up, stored, download) in enumerate(most)
         ]
         if fed.rule:
             fed.rule.close(fed, uploads, [fed.rule.report()])

@@ -18,6 +18,7 @@ import torch
 
 from hpcfed.algorithms.base import common_name, shares_all
 from hpcfed.algorithms.events import EventBased
+from hpcfed.algorithms.trial import download
 from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.core.payload import from_tree, row_major, to_tree
 from hpcfed.core.wording import join_few
@@ -121,7 +122,7 @@ class Synchronous:
             if self.edges:
                 self.edges.wait_for(cohort)
         time_of = self.edges.time_of if self.edges else lambda k: self.now
-        reporting = fed.participants.begin(t, cohort, keeps, time_of)
+        reporting = fed.participants.begin(t, cohort, keeps, time_of, partial(download, fed))
         if fed.store.stateless and fed.comm.size > 1:
             self.balance.deal(reporting)
         return reporting

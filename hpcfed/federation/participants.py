@@ -53,14 +53,16 @@ class Participants:
         cohort: list[int],
         keep_stragglers: bool,
         time_of: Callable[[int], float] = lambda k: 0.0,
+        download: Callable[[int], int] | None = None,
     ) -> list[int]:
         """Begin round t, draw its participation, and return the clients that will report.
 
         time_of: client -> virtual seconds at which its trace is read; its availability and speed
         hold for the full round.
-        A lost client received what the method announces, and trained, but sends nothing; its
-        download and work are counted. The same holds for a client that has failed in the round
-        (`ReplayLog.left`).
+        download: client -> bytes that a lost one received, without messages of secure sums, which
+        each sum counts itself; default: what the method announces.
+        A lost client trained, but sends nothing; its download and work are counted. The same holds
+        for a client that has failed in the round (`ReplayLog.left`).
         """
         self.open(t)
         self.cohort = frozenset(cohort)
@@ -77,13 +79,18 @@ class Participants:
         actual: Outcome = outcome.without(self._replay.left, self.draws)
         self.lost, self.partial = actual.lost, actual.partial
         for k, examples in self.lost.items():
-            self.count_lost(k, examples)
+            self.count_lost(k, examples, download)
         return actual.reports
 
-    def count_lost(self, k: int, examples: float) -> None:
-        """Count what a client that never reports received, and the examples it processed."""
+    def count_lost(
+        self, k: int, examples: float, download: Callable[[int], int] | None = None
+    ) -> None:
+        """Count what a client that never reports received, and the examples it processed.
+
+        download: as for `begin`.
+        """
         if k in self._mine:
-            self._tallies[k].down += self.announced(k)[0]
+            self._tallies[k].down += download(k) if download else self.announced(k)[0]
             self._tallies[k].work += examples
 
     def announced(self, k: int) -> tuple[int, int]:

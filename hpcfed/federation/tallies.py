@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Tallies(defaultdict[int, Tally]):
     """Tallies of round `t` by client, for this rank's clients that did something.
 
+    `sum_messages` are bytes of secure sums' own messages by client, among what it received.
+
     The same on all ranks are `secure_sums`, the number of them in the round, and whether one has
     failed; `delays`, virtual seconds of clients beside training and transfers; and `server_delay`,
     those of the server.
@@ -32,6 +34,7 @@ class Tallies(defaultdict[int, Tally]):
         """Begin round t with empty tallies."""
         self.clear()
         self.t = t
+        self.sum_messages: defaultdict[int, int] = defaultdict(int)
         self.secure_sums, self.secure_failed = 0, False
         self.delays: defaultdict[int, float] = defaultdict(float)
         self.server_delay = 0.0

@@ -71,6 +71,18 @@ def test_the_sum_of_those_that_have_sent_survives_drop_outs(by):
         torch.testing.assert_close(charged.state[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("threshold", ["0.3", "0.9"], ids=["succeeds", "fails"])
+def test_a_lost_client_receives_the_model_and_others_keys_and_shares_once(threshold):
+    lossy = ("--system.dropout", "0.5", "--secure.threshold", threshold)
+    outcome = toy.run(Serial(), secure("fedavg", "secagg", *BOUND, *ALL, *lossy, masks="charged"))
+    assert outcome.rows[0]["rounds/secure_failed"] == (threshold == "0.9")
+    lost, down = outcome.column("lost")[0], outcome.column("down")[0]
+    model = 4 * sum(value.numel() for value in outcome.state.values())
+    keys, shares, list_of_six = 5 * 2 * 32, 5 * (2 * 66 + 16), 1
+    assert set(down[lost]) == {model + keys + shares}
+    assert set(down[~lost]) == {model + keys + shares + list_of_six}
+
+
 @pytest.mark.parametrize("masks", ["made", "charged"])
 def test_below_the_threshold_the_state_stays_and_bytes_are_counted(masks):
     flags = (*BOUND, *ALL, "--system.dropout", "0.7", "--secure.threshold", "0.9")

@@ -344,6 +344,7 @@ def count_bytes(fed: Federation, costs: Mapping[int, Cost]) -> None:
     for k, cost in costs.items():
         fed.tallies[k].up += sum(cost.up)
         fed.tallies[k].down += sum(cost.down)
+        fed.tallies.sum_messages[k] += sum(cost.down)
 
 
 class Integers:
