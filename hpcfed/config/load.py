@@ -52,7 +52,10 @@ OWN_CODE = (
     "evaluate.metrics",
     "on_round",
 )
-OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
+OWN = (
+    "--own (of `hpcfed predict`, `models`, `adapt`, and `hpcfed probe`, from whose file figures "
+    "are drawn; in Python load_model(own=[...]))"
+)
 
 
 @dataclass(frozen=True)

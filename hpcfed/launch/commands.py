@@ -109,6 +109,7 @@ OWN_CHANGED = argument(
 PROBE = (
     CLIENTS,
     OWN,
+    OWN_CHANGED,
     argument(
         "--examples",
         type=int,
@@ -238,6 +239,7 @@ ADAPT = (
     ),
     MISSING,
     OWN,
+    OWN_CHANGED,
 )
 PREDICT = (
     argument(

@@ -43,7 +43,6 @@ def check_trained(
         raise ConfigError(
             f"{place}: the code of {', '.join(differ)} has changed since the model was trained, so "
             f"its predictions would be those of another model; restore the code, or accept that "
-            f"it differs with --own-changed (of `hpcfed predict` and `hpcfed models`; in Python "
-            f"load_model(own_changed=True))"
+            f"it differs with --own-changed (in Python load_model(own_changed=True))"
         )
     return now

@@ -254,8 +254,8 @@ def test_names_of_classes_come_back_as_texts_even_if_they_are_digits(tmp_path):
     g = np.random.default_rng(0)
     x, y = g.random((60, 1, 8, 8)).astype(np.float32), np.arange(60) % 2
     small = ("--models.mix", "cnn")
-    for name, labels in (("words", y.astype(str)), ("numbers", y)):
-        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=labels)
+    for name, classes in (("words", y.astype(str)), ("numbers", y)):
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=classes)
         run = trained(tmp_path / name, tmp_path / f"{name}.npz", *small)
         model = hpcfed.load_model(run)
         assert model.about.classes == ("0", "1")

@@ -186,11 +186,31 @@ def test_a_trained_model_is_not_built_from_changed_code_unless_that_is_accepted(
         model = hpcfed.load_model(source, own=[name], own_changed=True)
         assert not torch.equal(model(x), scores)
     np.savez("x.npz", x=x.numpy())
+    np.savez("site.npz", x=x.expand(20, -1, -1, -1).numpy(), y=np.arange(20) % 2)
     words = ["r", "--own", name]
-    for arguments in (["predict", "r", "x.npz", *words[1:]], ["models", *words], ["probe", *words]):
+    site = ["adapt", *words, "--data", "site.npz"]
+    for arguments in (["predict", "r", "x.npz", *words[1:]], ["models", *words], site):
         assert command(arguments) == 2
         assert f"the code of {name} has changed" in capsys.readouterr().err
-    assert command(["predict", "r", "x.npz", *words[1:], "--own-changed"]) == 0
+    for arguments in (["predict", "r", "x.npz", *words[1:]], site):
+        assert command([*arguments, "--own-changed"]) == 0
     # an accepted change is that of the exported file too
     assert command(["models", *words, "--own-changed", "--common"]) == 0
-    assert not torch.equal(hpcfed.load_model(sources[1], own=[name])(x), scores)
+    for file in (sources[1], "site.safetensors"):
+        assert not torch.equal(hpcfed.load_model(file, own=[name])(x), scores)
+
+
+def test_figures_of_models_import_no_code_and_are_drawn_from_the_probe_that_does(again, capsys):
+    name = again(NET)
+    job = {"data.train_limit": 60, "quiet": True, "models.mix": [name]}
+    hpcfed.run(job, algorithm="fedavg", clients=2, rounds=1, out="r")
+    plot = ["plot", "r", "--figure", "cka"]
+    assert command(plot) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("hpcfed: cka: the job stored in r names ")
+    assert "`hpcfed probe`, from whose file figures are drawn" in message
+    again(NET.replace("torch.relu", "torch.sin"))
+    assert command(["probe", "r", "--own", name]) == 2
+    assert f"the code of {name} has changed" in capsys.readouterr().err
+    assert command(["probe", "r", "--own", name, "--own-changed"]) == 0
+    assert command(plot) == 0

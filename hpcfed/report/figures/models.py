@@ -34,8 +34,8 @@ DARK = 0.55  # share above which text in a cell is white
 def load_probe(run: Run, name: str) -> Probe:
     """Return the run's probe; make it again if it is missing or older than the last checkpoint.
 
-    Raises ConfigError, with this figure's name, if the run has no trained models, or its data no
-    longer exist.
+    Raises ConfigError, with this figure's name, if the run has no trained models, its data no
+    longer exist, or its models need code of the user's own.
     """
     try:
         if stored := probe.current(run.folder):
@@ -45,6 +45,8 @@ def load_probe(run: Run, name: str) -> Probe:
         return anew(run.folder)
     except (CheckpointError, DataError) as error:
         raise ConfigError(f"{name}: {run.name}: {error}") from error
+    except ConfigError as error:  # which names the run
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def load_labelled(run: Run, name: str) -> Probe:

@@ -52,12 +52,14 @@ def command(
     held_out: float = 0.2,
     missing: str | None = None,
     own: Sequence[str] | None = None,
+    own_changed: bool = False,
 ) -> str:
     """Write the adapted model of a new client, and return its scores on its held-out examples.
 
     data: examples with labels, in the form of the run's data.  name: of the client; default: that
     of the data.  out: the file; default: NAME.safetensors.  how, epochs, lr: instead of the job's.
     held_out: share of the examples that is not trained on.  missing: as for `hpcfed predict`.
+    own, own_changed: as for `hpcfed.load_model`.
     """
     if run.is_file() and run.suffix != names.results_file(run).suffix:
         raise ConfigError(
@@ -85,7 +87,7 @@ def command(
         return {**job, "local": local}
 
     def adapted(source: Reader) -> str:
-        saved = Saved(folder, source, (), own or (), change)
+        saved = Saved(folder, source, (), own or (), change, own_changed)
         x, y, notes = read(saved, data, fill)
         said = adapt(saved, x, y, held_out, name, out or Path(f"{name}{files.ENDING}"))
         return "\n".join([said, *(f"warning: {note}" for note in notes)])

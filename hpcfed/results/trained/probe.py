@@ -45,13 +45,15 @@ def command(
     examples: int = EXAMPLES,
     clients: str | None = None,
     own: Sequence[str] | None = None,
+    own_changed: bool = False,
 ) -> str:
     """Write the probe of a run, and return a message about it.
 
+    own, own_changed: as for `hpcfed.load_model`.
     Raises CheckpointError if the run has no undamaged checkpoint.
     """
     folder = names.folder_of(run)
-    result = make(folder, examples, numbers(clients), allowed=own or ())
+    result = make(folder, examples, numbers(clients), allowed=own or (), own_changed=own_changed)
     path = probe.write(folder, result)
     n, about = (
         len(result.clients),
@@ -82,16 +84,19 @@ def make(
     clients: Sequence[int] | None = None,
     most: int = MOST,
     allowed: Collection[str] = (),
+    own_changed: bool = False,
 ) -> Probe:
     """Return the predictions of the models of the newest checkpoint.
 
     clients: None for all, or for a random sample of `most` if there are more.
     allowed: method and models outside hpcfed that may be imported.
+    own_changed: whether their code may differ from that of the run.
     """
     if examples < 1:
         raise ConfigError(f"--examples {examples}: take at least 1")
     return from_newest(
-        run, lambda source: Probing(run, source, examples, clients, most, allowed).probe()
+        run,
+        lambda source: Probing(run, source, examples, clients, most, allowed, own_changed).probe(),
     )
 
 
@@ -106,9 +111,11 @@ class Probing:
         clients: Sequence[int] | None,
         most: int = MOST,
         allowed: Collection[str] = (),
+        own_changed: bool = False,
     ):
-        self.run, self.source, self.allowed = run, source, allowed
-        self.saved = Saved(run, source, clients, allowed)
+        self.run, self.source = run, source
+        self.allowed, self.own_changed = allowed, own_changed
+        self.saved = Saved(run, source, clients, allowed, own_changed=own_changed)
         self.ks = some(self.saved, most) if clients is None else self.saved.clients
         test = self.saved.sources.test
         draw = rng.stream(self.saved.job.seed, "probe")
@@ -184,7 +191,9 @@ class Probing:
         for path in (older[i] for i in evenly(len(older), PANELS - 1)):
             try:
                 with Reader(path) as source:
-                    before = Saved(self.run, source, self.ks, self.allowed)
+                    before = Saved(
+                        self.run, source, self.ks, self.allowed, own_changed=self.own_changed
+                    )
                     what = f"probing {count_noun(len(self.ks), 'model')} of round {source.rounds}"
                     results = self.answers(before, what)
                     tables[source.rounds] = pairwise_cka([z for z, _ in results])
