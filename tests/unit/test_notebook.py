@@ -115,7 +115,9 @@ def test_a_sweep_in_the_process_is_continued_by_the_same_call(tmp_path, monkeypa
     times = [one.record.path.stat().st_mtime_ns for one in runs]
     capsys.readouterr()
     more = sweep(seed=[0, 1, 2])
-    assert len(capsys.readouterr().out.splitlines()) == 2  # the new ones
+    printed = capsys.readouterr().out.splitlines()  # of the new ones
+    assert [line.partition(" ")[0] for line in printed] == ["4:", "4:", "5:", "5:"]
+    assert printed[0].endswith("seed=2: begins (run 5 of 6)") and ": done, " in printed[1]
     assert [one.record.path.stat().st_mtime_ns for one in more if one.fields["seed"] < 2] == times
     assert read(Path("s")).runs[0].fields["data.name"].startswith("arrays-")
     frame = hpcfed.table(more, names={lent: "Ours"})

@@ -381,6 +381,17 @@ def test_a_failing_run_does_not_end_others_and_its_reason_is_reported(sweep, mon
     )
 
 
+def test_a_run_is_named_with_its_place_in_the_sweep_when_it_begins(sweep, monkeypatch, capsys):
+    plays(monkeypatch)
+    (sweep.folder / "b").mkdir(parents=True)
+    Pool(sweep, 1).run(range(3))
+    lines = [line.partition(", ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        *("0: a: begins (run 1 of 3)", "0: a: done", "1: b: finished before"),
+        *("2: c: begins (run 3 of 3)", "2: c: done"),
+    ]
+
+
 def test_a_launcher_that_returns_0_before_all_is_done_is_not_believed(sweep, monkeypatch):
     plays(monkeypatch, a="exit 0")
     assert [one.status for one in Pool(sweep, 1).run([0, 1])] == [75, 0]

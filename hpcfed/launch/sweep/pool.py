@@ -160,6 +160,7 @@ class Pool:
             store.note(self.sweep, run.name, None)
             begun = monotonic()
             process = start(self.sweep, run, log, gpus, force=silent)
+            print_begin(self.sweep, i)
         self.active.append((run, process))
         try:
             status = self.through(process)
@@ -197,9 +198,18 @@ class Pool:
         return Outcome(run, DONE, line)
 
     def print_outcome(self, outcome: Outcome, i: int) -> Outcome:
-        line = f"{i}: {outcome.run.name}: {outcome.line}"
-        print(f"{printable(line)}\n", end="", flush=True)  # one write: several threads print
+        print_line(i, outcome.run, outcome.line)
         return outcome
+
+
+def print_begin(sweep: Sweep, i: int) -> None:
+    """Print that run i of a sweep begins; its name says what varies."""
+    print_line(i, sweep.runs[i], f"begins (run {i + 1} of {len(sweep.runs)})")
+
+
+def print_line(i: int, run: Member, words: str) -> None:
+    line = f"{i}: {run.name}: {words}"
+    print(f"{printable(line)}\n", end="", flush=True)  # one write: several threads print
 
 
 def describe_result(run: Path) -> str:

@@ -35,7 +35,14 @@ from hpcfed.launch.sweep.command import (
 )
 from hpcfed.launch.sweep.grid import ranges, takes_list, varied
 from hpcfed.launch.sweep.launch import is_finished
-from hpcfed.launch.sweep.pool import Outcome, Pool, describe_result, runs_at_once
+from hpcfed.launch.sweep.pool import (
+    Outcome,
+    Pool,
+    describe_result,
+    print_begin,
+    print_line,
+    runs_at_once,
+)
 from hpcfed.launch.sweep.search import TRIALS, draw
 from hpcfed.results.run import Run, find
 from hpcfed.storage.fields import flat
@@ -225,6 +232,7 @@ def one_here(definition: Sweep, i: int) -> Outcome:
     if is_finished(definition, run):
         return Outcome(run, DONE, "finished before")
     words = [*definition.words, *run.words, "--out", str(place), *onward(place)]
+    print_begin(definition, i)
     try:
         status, number = here(load(words, folder.read_job))
     except HpcfedError as error:
@@ -235,7 +243,7 @@ def one_here(definition: Sweep, i: int) -> Outcome:
         if status == RESUME_ME or number is not None:
             raise StoppedError(f"the runs are saved in {definition.folder}; {AGAIN}")
         outcome = Outcome(run, DONE, describe_result(place))
-    print(printable(f"{i}: {run.name}: {outcome.line.splitlines()[0]}"), flush=True)
+    print_line(i, run, outcome.line.splitlines()[0])
     return outcome
 
 
