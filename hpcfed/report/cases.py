@@ -12,6 +12,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.report.naming import Names, find_named
 from hpcfed.results.run import Run, format_value
 from hpcfed.storage.fields import covers, flat
+from hpcfed.storage.record import RUN_ID
 
 SEED = "seed"
 SKEW = {
@@ -47,6 +48,30 @@ ASIDE = (  # fields on which no number depends
     *(name for name in FREE if name not in CHANGE_RESULTS),
     "adapt.save",
 )
+
+
+def refuse_same_seed(
+    command: str, runs: Sequence[Run], of: str, columns: Sequence[str] = ()
+) -> None:
+    """Raise ConfigError if two of these runs have the same seed, of which only one may count.
+
+    command: the one that is given the runs.  of: what they are runs of, in words.
+    columns: fields by which --columns of the command would tell runs apart.
+    """
+    by_seed: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        by_seed.setdefault(run.at([SEED]), []).append(run)
+    for alike in (alike for alike in by_seed.values() if len(alike) > 1):
+        names = ", ".join(run.name for run in alike)
+        identities = {run.header.get(RUN_ID, "") if run.begun else "" for run in alike}
+        if len(identities) == 1 and "" not in identities:
+            raise ConfigError(f"{command}: these are copies of one run: {names}; give one of them")
+        differ = [name for name in columns if len({run.at([name]) for run in alike}) > 1]
+        apart = f", or tell them apart by --columns {','.join(differ)}" if differ else ""
+        raise ConfigError(
+            f"{command}: {len(alike)} runs of {of} have the same seed: {names}; give one of "
+            f"them{apart}"
+        )
 
 
 def find_cases(paths: Sequence[Path | Run], names: Names = None) -> list[Run]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_noun
-from hpcfed.report.cases import MACHINE, SEED, axes, find_cases, with_machine
+from hpcfed.report.cases import MACHINE, axes, find_cases, refuse_same_seed, with_machine
 from hpcfed.report.figures.runs import left_out
 from hpcfed.report.formats import FORMATS, Grid, Shown
 from hpcfed.report.naming import Names, with_titles
@@ -90,7 +90,8 @@ def points(runs: Sequence[Run]) -> list[Point]:
             "as with mpirun -np 2, each with its own --out"
         )
     for group in (group for places in jobs.values() for group in places.values()):
-        refuse_same_seed(group)
+        number = count_noun(group[0].fields[RANKS], "rank")
+        refuse_same_seed("scaling", group, f"one job on {number}")
     result = []
     for job, places in jobs.items():
         seconds_by_place = {place: seconds_of(group) for place, group in places.items()}
@@ -103,18 +104,6 @@ def points(runs: Sequence[Run]) -> list[Point]:
                 Point(job, n, nodes, seconds, speedup, speedup * ranks / n, spent, tuple(group))
             )
     return result
-
-
-def refuse_same_seed(runs: Sequence[Run]) -> None:
-    """Raise ConfigError if two of these runs, of one job on as many ranks, have the same seed."""
-    names_by_seed: dict[object, list[str]] = {}
-    for run in runs:
-        names_by_seed.setdefault(run.fields.get(SEED), []).append(run.name)
-    for names in (names for names in names_by_seed.values() if len(names) > 1):
-        raise ConfigError(
-            f"scaling: {', '.join(names)}: the same job and seed on "
-            f"{count_noun(runs[0].fields[RANKS], 'rank')}; give one of them"
-        )
 
 
 def rounds_here(run: Run) -> np.ndarray:

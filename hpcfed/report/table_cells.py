@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_range, join_few
-from hpcfed.report.cases import MACHINE, SEED
+from hpcfed.report.cases import MACHINE, SEED, refuse_same_seed
 from hpcfed.report.formats import Shown
 from hpcfed.report.measures import View
 from hpcfed.report.pairs import label_fields
 from hpcfed.results.run import Run
-from hpcfed.storage.record import RUN_ID
 
 PLUS_MINUS = {
     "seeds": "sample standard deviation (n - 1) over seeds",
@@ -24,12 +22,7 @@ FEW = 8  # cells that a note names
 
 def cell(group: list[Run], view: View, seeds: int) -> Shown:
     """Return mean and deviation over the runs of a cell, with a note on missing ones."""
-    by_seed: dict[tuple[str, ...], list[Run]] = {}
-    for run in group:
-        by_seed.setdefault(run.at([SEED]), []).append(run)
-    for runs in by_seed.values():
-        if len(runs) > 1:
-            raise same_seed(runs)
+    refuse_same_seed("table", group, "one cell", MACHINE)
     numbers = [view.measure.of(run.record) for run in group if run.finished]
     present = [(mean, std) for mean, std in numbers if mean is not None]
     absent = [run.absence()[0] for run in group if not run.finished] + ["not recorded"] * (
@@ -79,19 +72,6 @@ def client_numbers_note(
     return (
         f"{column}{': ' * bool(column)}means over different numbers of clients, because not all "
         f"have a value: {join_few(cells, FEW)}"
-    )
-
-
-def same_seed(runs: list[Run]) -> ConfigError:
-    """Return the refusal of runs of one cell with one seed, of which only one may count."""
-    names = ", ".join(run.name for run in runs)
-    identities = {run.header.get(RUN_ID, "") if run.begun else "" for run in runs}
-    if len(identities) == 1 and "" not in identities:
-        return ConfigError(f"table: these are copies of one run: {names}; give one of them")
-    differ = [name for name in MACHINE if len({run.at([name]) for run in runs}) > 1]
-    apart = f", or tell them apart by --columns {','.join(differ)}" if differ else ""
-    return ConfigError(
-        f"table: {len(runs)} runs of one cell have the same seed: {names}; give one of them{apart}"
     )
 
 

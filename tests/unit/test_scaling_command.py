@@ -21,6 +21,7 @@ def run(
     hardware: dict[str, object] | None = None,
     history: list[dict[str, object]] | None = None,
     ended: str = "finished",
+    identity: str = "",
     **about: object,
 ) -> Path:
     """A run of three rounds on these ranks; the rest of a round is training."""
@@ -28,6 +29,7 @@ def run(
     header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": ended}
     header |= {
         "history": history or [],
+        "run_id": identity,
         "ranks": ranks,
         "hardware": {"nodes": 1, **(hardware or {})},
         "versions": {"hpcfed": "0.1.0"},
@@ -116,9 +118,12 @@ def test_rounds_that_a_resumed_run_did_on_other_ranks_do_not_count(tmp_path):
         assert f"{note}; left out" in text
 
 
-def test_two_runs_of_one_seed_on_the_same_ranks_are_refused(tmp_path):
+def test_two_runs_of_one_seed_on_the_same_ranks_are_refused_as_a_table_refuses_them(tmp_path):
     runs = [run(tmp_path / name, ranks, 4.0) for name, ranks in (("a", 1), ("b", 1), ("c", 2))]
-    with pytest.raises(ConfigError, match="/a, .*/b: the same job and seed on 1 rank; give one of"):
+    with pytest.raises(ConfigError, match=r"2 runs of one job on 1 rank .* seed: \S*/a, \S*/b; gi"):
         scaling(runs)
+    copies = [run(tmp_path / f"copies/{name}", 1, 4.0, identity="x") for name in "ab"]
+    with pytest.raises(ConfigError, match=r"copies of one run: \S*/a, \S*/b; give one of them$"):
+        scaling([*copies, runs[2]])
     more = [run(tmp_path / f"seed{n}", n, 4.0, seed=1) for n in (1, 2)]
     assert scaling([runs[0], runs[2], *more])
