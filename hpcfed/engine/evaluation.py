@@ -362,11 +362,12 @@ class Evaluation:
             server_state = self.state_of(client.id, state)
             with draws(fed, client):
                 predict = self.algorithm.predictor(fed, client, server_state)
-            before = client.skeleton.flat.clone()
+            drops = fed.job.run.on_client_fault == "drop"
+            before = client.skeleton.flat.clone() if drops else None
             try:
                 adapt(fed, client, self._t - 1)
             except Exception as error:
-                if fed.job.run.on_client_fault != "drop" or not kind(error):
+                if before is None or not kind(error):
                     raise
                 client.skeleton.load(before)
                 _, _, message = str(error).splitlines()[0].partition(": ")
