@@ -6,7 +6,7 @@ papers.toml defines the layouts.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.report.cases import SEED, conflicting_values
 from hpcfed.report.formats import Grid
 from hpcfed.report.measures import View, measure
-from hpcfed.report.table_cells import caption, cell, mark_best
+from hpcfed.report.table_cells import caption, cell, client_numbers_note, mark_best
 from hpcfed.results.run import Run, format_value
 from hpcfed.storage.fields import Fields, flat
 
@@ -136,8 +136,8 @@ def fill_layout(runs: list[Run], design: Layout, paper: bool) -> Grid:
     description += "; in brackets the paper's" * paper
     # the paper's caption speaks of its own jobs; notes are comments in LaTeX
     description += "".join(f". {note}" for note in otherwise(groups, design))
-    notes = list(absence_notes(runs, placed))
     labels, heads = ([each.label for each in part] for part in (design.rows, design.columns))
+    notes = [*absence_notes(runs, placed), *client_numbers_notes(groups, views, design)]
     return Grid(
         description,
         views[0].value,
@@ -189,6 +189,25 @@ def absence_notes(runs: list[Run], placed: set[str]) -> Iterator[str]:
         yield (
             f"{len(outside)} of {len(runs)} runs have no cell in this table: {', '.join(outside)}"
         )
+
+
+def client_numbers_notes(
+    groups: list[list[list[Run]]], views: Sequence[View], design: Layout
+) -> Iterator[str]:
+    """Yield notes on means over different numbers of clients, among cells of one best."""
+    across = design.best == "row"
+    lines, others = (design.rows, design.columns) if across else (design.columns, design.rows)
+    for i, line in enumerate(lines):
+        cells = [
+            (
+                ", ".join(other.label),
+                groups[i][j] if across else groups[j][i],
+                views[i if across else j].measure,
+            )
+            for j, other in enumerate(others)
+        ]
+        if note := client_numbers_note(", ".join(line.label), cells):
+            yield note
 
 
 def otherwise(groups: list[list[list[Run]]], design: Layout) -> Iterator[str]:

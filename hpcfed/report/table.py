@@ -5,7 +5,7 @@ It needs only result files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from hpcfed.report.cases import (
 )
 from hpcfed.report.choose import choose_values
 from hpcfed.report.formats import FORMATS, Grid, Shown, save_or_return
-from hpcfed.report.measures import View, view_of
+from hpcfed.report.measures import Measure, View, view_of
 from hpcfed.report.naming import Names, with_titles
+from hpcfed.report.pairs import label_fields
 from hpcfed.report.table_cells import caption, cell, client_numbers_note, mark_best
 from hpcfed.results.one_class import one_class
 from hpcfed.results.run import Run
@@ -126,9 +127,11 @@ def grid(
     notes += code_or_data_differ(runs)
     notes += [f"{run.name}: {why}" for run in runs if (why := run.absence()[1])]
     notes += one_class_notes(runs)
-    notes += filter(None, [client_numbers_note(column, down, across, view) for column in columns])
+    beside = view.beside if down[:1] == ["algorithm.name"] else None
+    measures = {"": view.measure} | ({AS_RECEIVED: beside} if beside else {})
+    notes += client_numbers_notes(groups, down, across, measures)
     description = caption(view.what(), view.deviation, seeds)
-    if down[:1] == ["algorithm.name"] and view.beside:
+    if beside:
         lines, table, more = with_received(lines, groups, table, view, seeds)
         notes = [*more, *notes]
     return Grid(
@@ -141,6 +144,28 @@ def grid(
         mark_best(table, view.measure.high),
         notes,
     )
+
+
+def client_numbers_notes(
+    groups: list[list[list[Run]]],
+    down: Sequence[str],
+    across: Sequence[str],
+    measures: Mapping[str, Measure],
+) -> list[str]:
+    """Return notes on the columns whose cells are means over different numbers of clients.
+
+    groups: the runs of each cell.  measures: those of a method's rows, by the ends of their labels.
+    """
+    notes = []
+    for column in zip(*groups, strict=True):
+        present = [group for group in column if group]
+        cells = [
+            (f"{label_fields(group[0], down)}{end}", group, measure)
+            for group in present
+            for end, measure in measures.items()
+        ]
+        notes.append(client_numbers_note(label_fields(present[0][0], across), cells))
+    return list(filter(None, notes))
 
 
 def one_class_notes(runs: Sequence[Run]) -> list[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from hpcfed.core.wording import count_range, join_few
 from hpcfed.report.cases import MACHINE, SEED, refuse_same_seed
 from hpcfed.report.formats import Shown
-from hpcfed.report.measures import View
-from hpcfed.report.pairs import label_fields
+from hpcfed.report.measures import Measure, View
 from hpcfed.results.run import Run
 
 PLUS_MINUS = {
@@ -49,29 +48,26 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
     return Shown(view.number(mean), shown, note, mean, std, len(present), len(group))
 
 
-def client_numbers_note(
-    runs: Sequence[Run], down: Sequence[str], across: Sequence[str], view: View
-) -> str:
-    """Return a note if cells of a column are means over different numbers of clients, else "".
+def client_numbers_note(where: str, cells: Iterable[tuple[str, Sequence[Run], Measure]]) -> str:
+    """Return a note if cells are means over different numbers of clients, else "".
 
-    runs: of the column.  down, across: fields of rows and columns.
+    where: what the cells have in common, such as a column; "" for nothing.
+    cells: that are compared with one another: label, runs and measure of each.
     Clients without a value are counted seed by seed, because other seeds have other examples.
     """
-    each = view.measure.each
-    if each is None:
-        return ""
     numbers, missing = dict[str, list[int]](), dict[tuple[str, ...], set[int]]()
-    for run in (run for run in runs if run.finished):
-        if n := len(each(run.record)):
-            numbers.setdefault(label_fields(run, down), []).append(n)
-            missing.setdefault(run.at([SEED]), set()).add(run.fields.get("clients", n) - n)
+    for label, runs, measure in cells:
+        each = measure.each or (lambda record: {})
+        for run in (run for run in runs if run.finished):
+            if n := len(each(run.record)):
+                numbers.setdefault(label, []).append(n)
+                missing.setdefault(run.at([SEED]), set()).add(run.fields.get("clients", n) - n)
     if all(len(counts) == 1 for counts in missing.values()):
         return ""
-    column = label_fields(runs[0], across)
-    cells = [f"{label} {count_range(ns, 'client')}" for label, ns in numbers.items()]
+    counted = [f"{label} {count_range(ns, 'client')}" for label, ns in numbers.items()]
     return (
-        f"{column}{': ' * bool(column)}means over different numbers of clients, because not all "
-        f"have a value: {join_few(cells, FEW)}"
+        f"{where}{': ' * bool(where)}means over different numbers of clients, because not all "
+        f"have a value: {join_few(counted, FEW)}"
     )
 
 

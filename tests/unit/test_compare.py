@@ -22,12 +22,14 @@ def run(
     seed: int = 0,
     rows: tuple[int, ...] = (0, 1, 2, 3),
     done: int | None = None,
+    received: list[float] | None = None,
     **about: object,
 ) -> Path:
     """A run folder of one round with these accuracies of the clients, who hold these rows of the
     training split.
 
     done: rounds that it has, if it has not ended.
+    received: accuracies of the models that clients receive, if they were scored.
     """
     folder.mkdir(parents=True)
     header = {
@@ -46,6 +48,7 @@ def run(
                 "clients/cohort": np.ones(len(last)),
                 "rounds/seconds": 2.0 + seed,
             }
+            | ({"clients/accuracy_received": np.array(received)} if received else {})
         )
     results.finish()
     return folder
@@ -352,6 +355,17 @@ def test_a_table_says_which_cells_are_means_over_different_numbers_of_clients(tm
     assert "different numbers" not in table(runs, value="up")
     alike = [runs[0], run(tmp_path / "b", [0.9, 0.5, 0.1], method="local")]
     assert "different numbers" not in table(alike)
+
+
+def test_rows_as_received_have_numbers_of_clients_of_their_own(tmp_path):
+    runs = [
+        run(tmp_path / "a", [0.9, 0.8, 0.7], method="local"),
+        run(tmp_path / "b", [0.9, 0.8, 0.7], method="fedavg", received=[0.9, np.nan, 0.7]),
+    ]
+    assert lines(table(runs))[-1] == (
+        "means over different numbers of clients, because not all have a value: Local 3 clients, "
+        "FedAvg 3 clients, FedAvg, as received 2 clients"
+    )
 
 
 def test_with_very_many_clients_only_recorded_ones_are_paired(tmp_path):

@@ -97,8 +97,18 @@ def test_every_cell_has_the_papers_number():
         assert all(len(row.paper) == len(design.columns) for row in design.rows), name
 
 
-def run(folder: Path, job: str, flags: dict[str, object], last: float, up: int = 20) -> Path:
-    """A run of this job, with fields that are otherwise, of two clients."""
+def run(
+    folder: Path,
+    job: str,
+    flags: dict[str, object],
+    last: float,
+    up: int = 20,
+    clients: tuple[float, float] = (-0.1, 0.1),
+) -> Path:
+    """A run of this job, with fields that are otherwise, of two clients.
+
+    clients: by how much their accuracies differ from `last`.
+    """
     plain = test_jobs.job(job).plain()
     for field, value in flags.items():
         part, _, name = field.rpartition(".")
@@ -109,7 +119,7 @@ def run(folder: Path, job: str, flags: dict[str, object], last: float, up: int =
     for _ in range(plain["rounds"]):
         results.append(
             {
-                "clients/accuracy": np.array([last - 0.1, last + 0.1]),
+                "clients/accuracy": last + np.array(clients),
                 "clients/cohort": np.ones(2),
                 "clients/id": np.arange(2),
                 "clients/architecture": np.zeros(2, dtype=np.int64),
@@ -141,6 +151,18 @@ def test_a_table_has_the_papers_layout_and_lists_missing_and_different_runs(tmp_
     latex = table(runs, layout="fedclassavg-4", format="latex")
     (caption,) = [line for line in latex.splitlines() if "caption" in line]
     assert "rounds = 1, there 300" in caption
+
+
+def test_a_papers_table_says_which_cells_are_means_over_different_numbers_of_clients(tmp_path):
+    fields = {"rounds": 1, "clients": 2}
+    one = run(tmp_path / "a", "table4/ca-cifar10.toml", fields, 0.5)
+    gap = run(tmp_path / "b", "table4/ca-cl-cifar10.toml", fields, 0.5, clients=(np.nan, 0.1))
+    text = table([one, gap], layout="fedclassavg-4").splitlines()
+    assert text[-1] == (
+        "CIFAR-10: means over different numbers of clients, because not all have a value: "
+        "CA 2 clients, +CL 1 client"
+    )
+    assert "different numbers" not in table([one], layout="fedclassavg-4")
 
 
 def test_the_papers_numbers_are_shown_beside_ours_on_request(tmp_path):
