@@ -243,9 +243,9 @@ class Method(Section):
 
         None: nothing follows.
         t: the last round.
-        The new state is evaluated separately and is in no checkpoint, so that a run can be
-        extended. Clients that train here do so without noise, so that with `privacy` a method that
-        sends something here is refused.
+        The new state and the clients' weights are evaluated and saved apart from the rounds and
+        the checkpoints, so that a run can be extended. Clients that train here do so without noise,
+        so that with `privacy` a method that sends something here is refused.
         """
         return None
 

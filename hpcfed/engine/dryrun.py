@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.trial import measure
 from hpcfed.core.tables import console, duration, size, table
 from hpcfed.engine.calibration import local_seconds
@@ -111,9 +112,11 @@ def time_and_disk(job: Job, facts: World, fed: Federation) -> list[str]:
         )
     total = sum(fed.store.layout(name).size * 4 for name in facts.architectures)
     clients = "" if fed.store.stateless else f"{size(total)} of weights, "
+    final = type(job.algorithm).finish is not Method.finish and job.adapt.how == "none"
+    again = f"; after its final step the method saves up to {size(total)} of weights" * final
     lines.append(
         f"checkpoints: each has {clients}the server's state and what clients remember; "
-        f"up to {(job.checkpoint.keep or KEEP) + 1} are on disk"
+        f"up to {(job.checkpoint.keep or KEEP) + 1} are on disk{again}"
     )
     return lines
 

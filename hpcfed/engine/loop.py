@@ -91,7 +91,7 @@ class Loop:
         if checkpoints.saved_t < rounds.t:
             checkpoints.save()
         unsaved = checkpoints.settle()
-        self.conclude()
+        unsaved = self.conclude() or unsaved
         self.output.note_early_end(rounds.early_end)
         refused = self.output.finish(STOPPED if unsaved else FINISHED)
         return self.end_run(refused or unsaved)
@@ -131,20 +131,23 @@ class Loop:
         self.output.finish(STOPPED)
         return RESUME_ME
 
-    def conclude(self) -> None:
-        """Run the method's steps after the last round, and record their results.
+    def conclude(self) -> str:
+        """Run the method's steps after the last round, and record their results and models.
 
-        They are recorded apart from the rounds, because a run may be extended.
+        They are recorded apart from the rounds, because a run may be extended. Returns why the
+        models are not on disk; "" if they are, or if there are none.
         """
         with stop_together(self.comm):
-            final = self.rounds.finish()
+            final = self.rounds.finish(self.checkpoints.save_final)
         self.output.add_final(final)
         self.output.add_closing()
+        return self.checkpoints.settle()
 
     def end_run(self, refused: str) -> int:
         """End a run whose rounds are done, and return the exit status.
 
-        refused: why results or the last checkpoint are not on disk; "" if they are.
+        refused: why results, the last checkpoint or the models after the method's final step are
+        not on disk; "" if they are.
         """
         if not refused:
             self.checkpoints.keep_last()

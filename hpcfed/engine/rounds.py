@@ -301,8 +301,11 @@ class Rounds:
         self.fed.begin()
         return self.schedule.begin(t)
 
-    def finish(self) -> Row:
+    def finish(self, save: Callable[[], None] = lambda: None) -> Row:
         """Run the method's steps after the last round, and adapt clients if the job has [adapt].
+
+        save: saves the models after these steps; called on all ranks together, unless the method
+        has no such steps or the models are adapted afterwards.
 
         Returns the scores after that. If nothing is done, these are the scores of the global model,
         which clients would receive now; {} if the method has none.
@@ -310,12 +313,12 @@ class Rounds:
         self.fed.participants.open(self.t - 1)  # a run that is resumed at its end has run none
         self.fed.begin()
         with self.fed.stay_with_clients(), self.fed.seeded("finish"):
-            return self._scores_after(self._finish(self.t - 1))
+            return self._scores_after(self._finish(self.t - 1), save)
 
-    def _scores_after(self, state: State | None) -> Row:
+    def _scores_after(self, state: State | None, save: Callable[[], None]) -> Row:
         """Return the scores after the last round.
 
-        state: that of the method's steps after it; None: there are none.
+        state: that of the method's steps after it; None: there are none.  save: as in `finish`.
         """
         adapts = self.fed.job.adapt.how != "none"
         if state is None and not adapts:
@@ -327,6 +330,10 @@ class Rounds:
             return self.evaluation.after_last_round(self.state, self.t, received_only=True)
         if state is not None:
             self.state = arranged(state, self.fed.device)
+        if state is not None and not adapts:
+            self.fed.exchange.wait("final step")
+            self.fed.replay.clear()  # turns of that step, which would be saved with the clients
+            save()  # before the evaluation, which drops the weights of clients that keep none
         return self.evaluation.after_last_round(self.state, self.t, adapt if adapts else None)
 
     def _finish(self, t: int) -> State | None:

@@ -32,7 +32,7 @@ SCALARS = {  # types of the fields of `About`, and of its `more`
     **dict.fromkeys(("architecture", "counted", "kind", "mask", "server", "name"), str),
     **dict.fromkeys(("d", "vocabulary", "client", "rounds"), int),
     **dict.fromkeys(("more", "job", "task", "encoder", "own"), dict),
-    **dict.fromkeys(("relu_head", "before_final"), bool),
+    **dict.fromkeys(("relu_head", "before_final", "after_final"), bool),
 }
 LISTS = {"shape": int, "classes": str, "mean": NUMBER, "std": NUMBER}
 

@@ -29,9 +29,10 @@ from hpcfed.tasks.classification import Classification
 GLOBAL = -1  # in the place of a client's number
 
 
-def moment(rounds: int, before_final: bool) -> str:
-    """Return when a model is from, in words. before_final: as in `About`."""
-    return f"after round {rounds}" + ", before the method's final step" * before_final
+def moment(rounds: int, before_final: bool, after_final: bool) -> str:
+    """Return when a model is from, in words. before_final, after_final: as in `About`."""
+    before = ", before the method's final step" * before_final
+    return f"after round {rounds}" + before + " and the method's final step" * after_final
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class About:
     client, name: the client's number and name; GLOBAL for the server's model; "" if it has no name.
     rounds: the number of rounds of training.
     before_final: whether a final step of the method followed, with which the run's last scores were
-    made, but which no checkpoint holds.
+    made, but whose models are not there: they are damaged, or were adapted afterwards.
+    after_final: whether it is a model after that step.
     counted: the column of the results that has its main metric.
     job: all settings that determined the run.
     own: digests of the code of the user's own method and models, by name.
@@ -73,6 +75,7 @@ class About:
     encoder: Encoder = Encoder()  # noqa: RUF009, it is frozen
     name: str = ""
     before_final: bool = False
+    after_final: bool = False
     own: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -83,7 +86,7 @@ class About:
     @property
     def moment(self) -> str:
         """When the model is from, in words."""
-        return moment(self.rounds, self.before_final)
+        return moment(self.rounds, self.before_final, self.after_final)
 
     def build(self, architecture: str, shape: tuple[int, ...]) -> Model:
         """Return a new model for these classes."""

@@ -63,6 +63,10 @@ def find_waste(folder: Path, last: bool, rounds: int) -> Iterator[Waste]:
     """
     indices = checkpoint.saved(folder)
     n_needed = 0 if last and finished(folder, rounds) else 1
+    for index in checkpoint.with_models(folder) if not n_needed else ():
+        if index not in indices:
+            total = bytes_of(index, *checkpoint.parts_of(index))
+            yield Waste("models after the final step", index, total)
     for index in indices[n_needed:]:
         what = "checkpoint" if indices.index(index) else "last checkpoint"
         total = bytes_of(index, *checkpoint.parts_of(index))

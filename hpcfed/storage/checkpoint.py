@@ -7,6 +7,9 @@ MiB, that it needs.
 
     checkpoints/round-000040.h5                 the index
     checkpoints/round-000040/rank-0003.h5       the part of rank 3
+
+The models after a method's final step are saved in the same form, as checkpoints/final-000040.h5.
+They are no checkpoint: a run continues from before that step, so that it can be extended.
 """
 
 import os
@@ -28,10 +31,11 @@ from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import TEMPORARY, convert_write_errors, open_file
 from hpcfed.storage.checksum import identity
 from hpcfed.storage.header import Index, check_header
+from hpcfed.storage.record import FINAL_STEP
 from hpcfed.storage.untrusted import link, number, subgroup
 
-NAME = re.compile(r"round-(\d{6,})\.h5")  # of an index: how many rounds are done
-PARTS = re.compile(r"round-\d{6,}(?:-(\d+))?")  # of a folder of parts
+NAME = re.compile(r"(?:round|final)-(\d{6,})\.h5")  # of an index: how many rounds are done
+PARTS = re.compile(r"(?:round|final)-\d{6,}(?:-(\d+))?")  # of a folder of parts
 OPEN = 64  # parts that are open at a time: systems allow about 1000 files
 
 
@@ -40,6 +44,7 @@ class Reader:
 
     header: as it was written.
     rounds: how many rounds are done.
+    final: whether it holds the models after the method's final step, and is no checkpoint.
     Each MiB of a part is checked when it is read.
     Raises DamagedError if the index or a part is missing, cut short or altered, CheckpointError if
     it is of another format.
@@ -60,6 +65,7 @@ class Reader:
             check_header(index.header)
             self._stack = stack.pop_all()
         self.header: dict[str, Any] = Table(index.header, path)
+        self.final = bool(self.header.get(FINAL_STEP))
         self._names, self._items_of = index.names, set(index.names)
         self.parts: dict[str, str] = index.parts
 
@@ -159,6 +165,15 @@ def rounds_of(path: Path) -> int:
 def saved(run: Path) -> list[Path]:
     """Return the checkpoints of a run, the newest first; empty if it has none."""
     return _saved(names.checkpoint_folder(run))
+
+
+def with_models(run: Path) -> list[Path]:
+    """Return the files from which trained models are taken, the first choice first.
+
+    These are the models after the method's final step, unless a later round was saved since, and
+    then the checkpoints.
+    """
+    return [i for i in _finals(run) if rounds_of(i) >= saved_rounds(run)] + saved(run)
 
 
 def newest(run: Path) -> Path | None:
@@ -295,24 +310,34 @@ def remove_parts(parts: Path) -> None:
 
 
 def drop_after(run: Path, rounds: int) -> None:
-    """Delete the checkpoints of later rounds, and unfinished ones.
+    """Delete the checkpoints of later rounds, unfinished ones, and models after a final step.
 
     For a run that continues from an earlier checkpoint: otherwise `newest` and `prune` would take
-    those of the abandoned continuation for the newest. Raises WriteError if a file cannot be
-    deleted.
+    those of the abandoned continuation for the newest. The final step will be done again. Raises
+    WriteError if a file cannot be deleted.
     """
     for parts in unfinished_parts(run):
         with convert_write_errors(parts):
             shutil.rmtree(parts)
-    for index in saved(run):
-        if rounds_of(index) > rounds:
-            with convert_write_errors(index):
-                remove(index)
+    later = [index for index in saved(run) if rounds_of(index) > rounds]
+    for index in _finals(run) + later:
+        with convert_write_errors(index):
+            remove(index)
 
 
 def _saved(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first; empty if there is no such folder."""
-    paths = [path for path in glob_folder(folder, "round-*.h5") if NAME.fullmatch(path.name)]
+    return _indices(folder, "round-*.h5")
+
+
+def _finals(run: Path) -> list[Path]:
+    """Return the files of a run's models after its method's final step, the newest first."""
+    return _indices(names.checkpoint_folder(run), "final-*.h5")
+
+
+def _indices(folder: Path, pattern: str) -> list[Path]:
+    """Return the indices in a folder whose names fit the pattern, that of most rounds first."""
+    paths = [path for path in glob_folder(folder, pattern) if NAME.fullmatch(path.name)]
     return sorted(paths, key=rounds_of, reverse=True)
 
 
@@ -320,6 +345,6 @@ def _parts(folder: Path) -> list[Path]:
     """Return the folders of parts in a folder."""
     return [
         path
-        for path in glob_folder(folder, "round-*")
+        for path in glob_folder(folder, "*")
         if PARTS.fullmatch(path.name) and os.path.isdir(path)
     ]

@@ -19,7 +19,7 @@ from hpcfed.storage.fields import Fields, nested
 if TYPE_CHECKING:
     from hpcfed.storage.record import Record
 
-PART = r"^round-\d{6,}(-\d+)?/rank-\d{4,}\.h5$"  # path of a part of a checkpoint
+PART = r"^(round|final)-\d{6,}(-\d+)?/rank-\d{4,}\.h5$"  # path of a checkpoint's part
 Text = Annotated[str, Field(max_length=100_000)]
 # names of files: on Linux any bytes, which Python represents as lone surrogates
 FileText = Annotated[InstanceOf[str], Field(max_length=100_000)]

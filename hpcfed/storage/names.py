@@ -106,6 +106,11 @@ def checkpoint_file(run: Path, rounds: int) -> Path:
     return checkpoint_folder(run) / f"round-{rounds:06d}.h5"
 
 
+def final_file(run: Path, rounds: int) -> Path:
+    """Return the path of the index of the models after the final step that followed `rounds`."""
+    return checkpoint_folder(run) / f"final-{rounds:06d}.h5"
+
+
 def parts_folder(index: Path, number: int = 0) -> Path:
     """Return the folder of the parts of the checkpoint with this index.
 

@@ -96,9 +96,9 @@ def write(run: Path, probe: Probe) -> Path:
 def current(run: Path) -> Probe | None:
     """Return the probe of a run if it is up to date, else None.
 
-    It is not if the file is missing or damaged, or if the run has a newer checkpoint.
+    It is not if the file is missing or damaged, or if the run has newer models.
     """
-    newest = checkpoint.newest(run)
+    newest = next(iter(checkpoint.with_models(run)), None)
     try:
         probe = read(run)
         fresh = newest is None or probe.header["checkpoint"] == identity(newest)

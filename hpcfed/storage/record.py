@@ -24,6 +24,7 @@ Header = dict[str, Any]
 JOB_ID = "slurm_job"  # in the header: the batch job that the run was started by; "": none
 WEIGHTS = "weights"  # in the header of checkpoints: checksums of the files of models.weights
 RUN_ID = "run_id"  # in headers and of partitions: identity of the run; "" or missing without one
+FINAL_STEP = "final_step"  # in the header of a file of the models after the method's final step
 FINISHED, STOPPED = (
     "finished",
     "stopped",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
 from hpcfed.comm import Serial
 from hpcfed.engine.decide import world
@@ -48,13 +49,30 @@ def saved_run(
 
 def counted(model: Trained, record: Record) -> tuple[float, float]:
     """The model's accuracy on its client's test examples, and what the run recorded of it."""
-    k = model.about.client
+    about = model.about
+    recorded = record.column(about.counted)[about.rounds - 1][about.client]
+    return accuracy_on(model, about.client), float(recorded)
+
+
+def accuracy_on(model: Trained, k: int) -> float:
+    """The model's accuracy on the test examples of client k."""
+    x, y = tests_of(k)
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())
+
+
+def loss_on(model: Trained, k: int) -> float:
+    """The model's loss on the test examples of client k."""
+    x, y = tests_of(k)
+    with torch.no_grad():
+        return float(cross_entropy(model.scores(model.prepare(x)), y))
+
+
+def tests_of(k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of client k's test examples."""
     rows = toy.partition(np.arange(96) % toy.CLASSES).test[k]
-    with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
-        right = (
-            model(torch.from_numpy(data["x_test"][rows])).argmax(1).numpy() == data["y_test"][rows]
-        )
-    return float(right.mean()), float(record.column(model.about.counted)[model.about.rounds - 1][k])
+    with np.load(toy.folder() / "data.npz") as data:
+        return torch.from_numpy(data["x_test"][rows]), torch.from_numpy(data["y_test"][rows])
 
 
 def with_tests() -> list[int]:
@@ -62,4 +80,4 @@ def with_tests() -> list[int]:
     return [k for k, n in enumerate(toy.TESTS) if n]
 
 
-__all__ = ["counted", "load", "saved_run", "with_tests"]
+__all__ = ["accuracy_on", "counted", "load", "loss_on", "saved_run", "with_tests"]

@@ -5,18 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 import hpcfed
 from hpcfed.algorithms.global_model.fedavg import FedAvg
-from hpcfed.comm import Serial
 from hpcfed.core.errors import CheckpointError, ConfigError
-from hpcfed.core.exit_status import DONE
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.run import run as run_job
 from hpcfed.results.trained import probe
 from hpcfed.results.trained.export import models
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
@@ -24,7 +19,7 @@ from hpcfed.storage import checkpoint, names
 from hpcfed.storage.results import load as load_record
 from tests import limits
 from tests.contract import toy
-from tests.contract.models import counted, load, saved_run, with_tests
+from tests.contract.models import counted, load, loss_on, saved_run, with_tests
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,12 +75,9 @@ def test_a_model_with_added_parts_has_the_loss_that_the_run_recorded(method, tmp
     assert trained
     for model in trained:
         k, column = model.about.client, model.about.counted.replace("accuracy", "loss")
-        rows = toy.partition(np.arange(96) % toy.CLASSES).test[k]
-        with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
-            scores = model.scores(model.prepare(torch.from_numpy(data["x_test"][rows])))
-            labels = torch.from_numpy(data["y_test"][rows])
-        loss = float(cross_entropy(scores, labels))
-        assert loss == pytest.approx(record.column(column)[model.about.rounds - 1][k], rel=1e-5)
+        assert loss_on(model, k) == pytest.approx(
+            record.column(column)[model.about.rounds - 1][k], rel=1e-5
+        )
 
 
 def test_an_exported_file_predicts_the_same_bits_and_describes_itself(tmp_path, monkeypatch):
@@ -115,18 +107,6 @@ print(model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape)
 loaded = ("h5py", "mpi4py", "pydantic")
 print(sorted(name for name in sys.modules if name in loaded or name.startswith("hpcfed.")))
 """
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedbabu"])
-def test_models_of_before_a_methods_final_step_say_so(method, tmp_path):
-    """The step is not in the checkpoint, because a run may be extended."""
-    out = tmp_path / "run"
-    words = ("--rounds", "1", "--models.mix", "mlp", "--out", str(out))
-    assert run_job(toy.job(method, *words), Serial()) == DONE
-    changes = method == "fedbabu"
-    assert ("after round 1, before the method's final step" in models(out)) == changes
-    for place in (out, hpcfed.load(out)):
-        assert hpcfed.load_model(place, client=2).about.before_final == changes
 
 
 def loaded_by(path: Path) -> list[str]:

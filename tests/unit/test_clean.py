@@ -67,6 +67,15 @@ def test_the_last_checkpoint_is_deleted_only_with_last_and_after_the_run(run):
         checkpoint.open_checkpoint(run)
 
 
+def test_models_after_a_final_step_are_deleted_with_the_last_checkpoint(tmp_path):
+    run = tmp_path / "one"
+    hpcfed.run({**JOB, "algorithm": "fedbabu"}, rounds=1, out=run)
+    assert {"final-000001", "final-000001.h5"} < set(saved(run)) and "nothing to" in text(run)
+    listing = text(run, delete=True, last=True)
+    assert "models after the final step" in listing and "last checkpoint of round 1" in listing
+    assert saved(run) == [] and len(hpcfed.load(run)) == 1
+
+
 def test_the_last_checkpoint_of_a_run_that_was_stopped_in_its_final_steps_stays(run):
     record = load(run)
     stopped = Results(run, record.header | {"ended": STOPPED}, record.arrays)

@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,6 +25,7 @@ from hpcfed.storage import atomic, checkpoint, checkpoint_parts, names, results,
 from hpcfed.storage.digest import digest
 from tests import saving
 from tests.contract import toy
+from tests.saving import refusing
 from tests.threads import spmd
 
 FLAGS = (
@@ -204,18 +204,6 @@ def test_weights_that_do_not_fill_their_client_s_model_are_refused_as_they_are_t
     parcel["weights"] = parcel["weights"][1:]
     with pytest.raises(ValueError, match="client 4 has weights of shape"):
         snapshot.take_up(again, copy)
-
-
-def refusing(monkeypatch: pytest.MonkeyPatch, number: int, when: Callable[[Path], bool]) -> None:
-    """Let the disk refuse files with this error, as long as that is so."""
-    sealed = atomic.write_checksum
-
-    def write_checksum(raw) -> None:
-        if when(Path(raw.name)):
-            raise OSError(number, os.strerror(number))
-        sealed(raw)
-
-    monkeypatch.setattr(atomic, "write_checksum", write_checksum)
 
 
 def test_a_checkpoint_exists_when_all_parts_are_written_though_no_round_has_ended_since(tmp_path):

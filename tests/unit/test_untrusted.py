@@ -378,7 +378,7 @@ def test_a_saved_model_imports_only_modules_that_the_user_names(tmp_path, evil, 
         "architecture": name, "shape": [1, 8, 8], "classes": ["a"], "d": 8, "relu_head": False,
         "vocabulary": 0, "mean": [0.0], "std": [1.0], "client": 0, "rounds": 1, "counted": "",
         "kind": "logits", "more": {}, "job": {}, "task": {"name": "classification"},
-        "encoder": {}, "name": "", "before_final": False, "own": {},
+        "encoder": {}, "name": "", "before_final": False, "after_final": False, "own": {},
     }  # fmt: skip
     attributes = {key: json.dumps(value) for key, value in about.items()}
     path = tmp_path / "client.safetensors"

@@ -25,6 +25,7 @@ from hpcfed.core.errors import WriteError
 from hpcfed.engine.fault_tolerance import snapshot
 from hpcfed.storage import checkpoint, checkpoint_parts, names
 from hpcfed.storage.atomic import convert_write_errors
+from hpcfed.storage.record import FINAL_STEP
 
 if TYPE_CHECKING:
     from hpcfed.engine.rounds import Rounds
@@ -53,6 +54,7 @@ class BackgroundSave:
     results: on rank 0, the results, which are written up to a checkpoint's round before that
     checkpoint exists.
     exists: whether the run already has a checkpoint.
+    final: whether the last save that was begun is of the models after the method's final step.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class BackgroundSave:
         self.parts = SimpleQueue[dict[int, checkpoint_parts.Part]]()  # of all ranks, for rank 0
         self.about = checkpoint_parts.About(rounds.t, {})  # the last one begun
         self.folder = run  # of its parts
-        self.exists = exists
+        self.exists, self.final = exists, False
 
     def __enter__(self) -> Self:
         return self
@@ -104,16 +106,19 @@ class BackgroundSave:
         """Whether this rank's part is still being written."""
         return self.part is not None and not self.part.done()
 
-    def start(self) -> None:
+    def start(self, final: bool = False) -> None:
         """Begin a checkpoint of the run in its present state; collective.
 
         No other checkpoint may be pending.
+        final: save the models after the method's final step, beside the checkpoints.
         """
         assert self.part is None
+        self.final = final
         with self.clock("checkpoint"):
-            self.about = checkpoint_parts.About(self.rounds.t, snapshot.header(self.rounds))
+            header = snapshot.header(self.rounds) | ({FINAL_STEP: True} if final else {})
+            self.about = checkpoint_parts.About(self.rounds.t, header)
             self.folder, self.parts = self.place(), SimpleQueue()
-            refused = self.secure()
+            refused = "" if final else self.secure()
             on_disk = bool(self.rounds.fed.store.states.away)
             items = self.with_heartbeat(
                 snapshot.items(self.rounds)
@@ -148,7 +153,7 @@ class BackgroundSave:
             self.parts.put(every)  # on file systems that show new files late, before the notes
             error = self.comm.bcast(self.index.result() if self.index else "")
         self.part = self.index = None
-        if not error:
+        if not (error or self.final):
             self.exists = True
             self.rounds.fed.warnings.last_checkpoint = (
                 f"last checkpoint: {names.index_of(self.folder)}"
@@ -157,7 +162,8 @@ class BackgroundSave:
 
     def place(self) -> Path:
         """Return a new folder for the parts, the same on all ranks; collective."""
-        index = names.checkpoint_file(self.run, self.about.rounds)
+        file = names.final_file if self.final else names.checkpoint_file
+        index = file(self.run, self.about.rounds)
         return self.run / self.comm.bcast(str(checkpoint.fresh(index).relative_to(self.run)))
 
     def secure(self) -> str:

@@ -57,6 +57,10 @@ class Checkpoints:
         self.saver.start()
         self.saved_at, self.saved_t = time.monotonic(), self.rounds.t
 
+    def save_final(self) -> None:
+        """Begin to save the models after the method's final step; collective."""
+        self.saver.start(final=True)
+
     def save_after_death(self) -> None:
         """Begin a new checkpoint after a death, because the one that was being written is lost.
 
@@ -66,7 +70,7 @@ class Checkpoints:
             self.save()
 
     def settle(self, needed: bool = False) -> str:
-        """Wait for the pending checkpoint, and return its error message or "".
+        """Wait for the pending checkpoint, or final models, and return its error message or "".
 
         Raises WriteError on failure if needed, or if the job has checkpoint.required.
         """
@@ -76,7 +80,9 @@ class Checkpoints:
         if error and (needed or self.wanted.required):
             failure = WriteError(f"{error}\n  {warnings.last_checkpoint}")
             raise everywhere(failure)
-        if error:
+        if error and self.saver.final:
+            warnings.say(f"the models after the method's final step are not saved: {error}")
+        elif error:
             warnings.say(
                 f"no checkpoint of round {self.saver.about.rounds}: {error}\n"
                 "  the run continues and tries again when the next one is due; "

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.comm.collective_errors import on_all_ranks
-from hpcfed.core.errors import DamagedError, everywhere
+from hpcfed.core.errors import CheckpointError, DamagedError, everywhere
 from hpcfed.core.safe_read import convert_unfit_errors
 from hpcfed.engine.fault_tolerance import snapshot
-from hpcfed.storage import checkpoint
+from hpcfed.storage import checkpoint, names
 from hpcfed.storage.record import RUN_ID, same_run
 
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ def read(rounds: Rounds, index: Path) -> str:
         with convert_unfit_errors(index):
             try:
                 with checkpoint.Reader(index) as source:
+                    if source.final:
+                        raise CheckpointError(
+                            f"{index}: holds the models after the method's final step, from which "
+                            f"no run continues; give its folder, --resume {names.run_of(index)}"
+                        )
                     same_run({RUN_ID: rounds.run_id}, source.header, index)
                     return "", snapshot.take_clients(rounds, source)
             except DamagedError as error:

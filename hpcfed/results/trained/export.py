@@ -15,6 +15,7 @@ from hpcfed.storage.atomic import put
 from hpcfed.storage.checkpoint import Reader
 
 FORMATS = {"safetensors": files, "onnx": onnx}
+SCORED = "each as it was scored then"
 WHAT = {
     True: "each as it was after its local training",
     False: "each as the client would receive it next, for with this method clients keep no model",
@@ -37,7 +38,8 @@ def models(
     own: method and models outside hpcfed that may be imported.
     own_changed: whether their code may differ from that of the run.
     common: write the global model alone.  format: safetensors or onnx.
-    Takes the newest undamaged checkpoint, also during the run. Raises CheckpointError if
+    Takes the models after the method's final step, or else those of the newest undamaged
+    checkpoint, also during the run. Raises CheckpointError if
     there is none, ConfigError for a method whose clients' models cannot be exported.
     """
     run, wanted = names.folder_of(run), numbers(clients)
@@ -61,8 +63,8 @@ def write_clients(saved: Saved, source: Reader, folder: Path, form: ModuleType) 
     for model in saved.models():
         path = names.model_file(folder, model.about.client).with_suffix(form.ENDING)
         put(path, form.encode(model))
-    n = len(saved.clients)
-    return f"{folder}: models of {count_noun(n, 'client')} {saved.moment}, {WHAT[saved.keeps]}"
+    n, what = len(saved.clients), SCORED if source.final else WHAT[saved.keeps]
+    return f"{folder}: models of {count_noun(n, 'client')} {saved.moment}, {what}"
 
 
 def numbers(text: str | None) -> list[int] | None:

@@ -3,7 +3,7 @@
 If clients keep models of their own, it is that one after its local training. If they keep none
 (FedAvg), it is the one that the client would receive next: the global model, the best of several,
 or its piece of a larger one. Its locally trained model of the last round is not stored; only its
-score is known.
+score is known. After a method's final step it is the model with which that step was scored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOBODY = -1  # the rank of clients that were not asked for
 
 
 class Saved:
-    """The models of a run in one checkpoint.
+    """The models of a run in one checkpoint, or after the method's final step.
 
     clients: those that will be asked for; None for all.
     allowed: method and models outside hpcfed that may be imported.
@@ -73,7 +73,8 @@ class Saved:
         self.about = inputs(results.header, self.job) | {
             "job": self.job.plain(),
             "rounds": source.rounds,
-            "before_final": has_final_step(self.job, results),
+            "before_final": not source.final and has_final_step(self.job, results),
+            "after_final": source.final,
             "own": code,
         }
         self.fed = federation(self.job, self.about, results, self.sources, self.clients)
@@ -109,7 +110,7 @@ class Saved:
     @property
     def moment(self) -> str:
         """When the models are from, in words."""
-        return moment(self.about["rounds"], self.about["before_final"])
+        return moment(*(self.about[name] for name in ("rounds", "before_final", "after_final")))
 
     def models(self) -> Iterator[Trained]:
         """Return the clients' models, one after the other."""
@@ -135,6 +136,8 @@ class Saved:
             with client.borrowed():
                 parts = pieces(fed, client, self.method, self.state)
         counted = f"rounds/{self.main_metric}_common"
+        if self.source.final:
+            counted = f"{FINAL}/{self.main_metric}_received"
         return self.assemble(parts, GLOBAL, counted)
 
     def model(self, k: int) -> Trained:
@@ -155,17 +158,21 @@ class Saved:
             self.state if self.edge_of is None else self.edges.get(int(self.edge_of[k]), self.state)
         )
         with convert_unfit_errors(self.source.path):
-            if not self.keeps:
-                self.method.receive(client, self.method.offer(fed, client, state))
-            elif f"clients/{k}" in self.source.names(f"clients/{k}"):
+            # clients that keep no weights may have got some in the final step
+            saves_clients = self.keeps or self.source.final
+            if saves_clients and f"clients/{k}" in self.source.names(f"clients/{k}"):
                 stored = self.source.get(f"clients/{k}")
                 fed.store.put(k, stored["weights"], stored["memory"])
+            if not self.keeps and k not in fed.store.weighted:
+                self.method.receive(client, self.method.offer(fed, client, state))
             client.model.eval()
             with client.borrowed():
                 parts = pieces(fed, client, self.method, state)
         fed.store.forget(k)
         personal = self.keeps and parts.kind not in OF_NOW
         counted = f"clients/{self.main_metric}{'' if personal else '_received'}"
+        if self.source.final:
+            counted = f"{FINAL}/{self.main_metric}"
         return self.assemble(parts, k, counted, self.names[k] if self.names else "")
 
     def assemble(self, parts: Pieces, k: int, counted: str, name: str = "") -> Trained:
@@ -189,12 +196,13 @@ def has_final_step(job: Job, results: record.Record) -> bool:
 
 
 def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
-    """Return the result of `use` for the newest checkpoint that it can read without damage.
+    """Return the result of `use` for the newest models that it can read without damage.
 
-    The run may still be running. Raises CheckpointError if there is none.
+    They are those after the method's final step, or those of a checkpoint. The run may still be
+    running. Raises CheckpointError if there is none.
     """
     damage: CheckpointError | None = None
-    for path in checkpoint.saved(run):
+    for path in checkpoint.with_models(run):
         try:
             with Reader(path) as source:
                 return use(source)

@@ -60,7 +60,7 @@ def from_run(
     model: str,
     own_changed: bool,
 ) -> Trained | Ensemble:
-    """Return the model in the newest undamaged checkpoint of a run."""
+    """Return the model of a run's newest undamaged models (`from_newest`)."""
     from hpcfed.models.predictions import Ensemble
     from hpcfed.results.columns import client_names
     from hpcfed.results.trained.from_checkpoint import Saved, from_newest

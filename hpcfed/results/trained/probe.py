@@ -57,7 +57,7 @@ def command(
     path = probe.write(folder, result)
     n, about = (
         len(result.clients),
-        f"after round {result.rounds[-1]}, {len(result.rows):,} test examples",
+        f"{result.header['moment']}, {len(result.rows):,} test examples",
     )
     return f"{path}: {count_noun(n, 'client')} {about}"
 
@@ -86,7 +86,7 @@ def make(
     allowed: Collection[str] = (),
     own_changed: bool = False,
 ) -> Probe:
-    """Return the predictions of the models of the newest checkpoint.
+    """Return the predictions of the run's newest models.
 
     clients: None for all, or for a random sample of `most` if there are more.
     allowed: method and models outside hpcfed that may be imported.
@@ -162,7 +162,8 @@ class Probing:
             "client_names": [self.saved.names[k] for k in self.ks] if self.saved.names else [],
             "of": self.saved.job.clients,
         }
-        return {"rounds": self.source.rounds, "checkpoint": identity(self.source.path), **about}
+        about |= {"rounds": self.source.rounds, "moment": self.saved.moment}
+        return about | {"checkpoint": identity(self.source.path)}
 
     def of_client(self, model: Trained) -> tuple[Tensor, np.ndarray, np.ndarray, np.ndarray]:
         """Return one client's representations [N, d] and predictions [N].
