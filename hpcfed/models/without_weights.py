@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-DRAWS = {torch.Tensor.normal_, torch.nn.init.normal_}
+DRAWS: set[Callable] = {torch.Tensor.normal_, torch.nn.init.normal_}
 
 
 class _Unfilled(TorchFunctionMode):
