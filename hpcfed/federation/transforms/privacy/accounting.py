@@ -106,7 +106,7 @@ class Accountant:
             return self._rdp(ledger)
         if not sampled:
             return self._gaussian(ledger)
-        return self._pld(ledger)
+        return self._pld(tuple(ledger))
 
     def cost(self, z: float, *parts: tuple[float, int]) -> float:
         """Return epsilon after releases with one noise multiplier.
@@ -138,7 +138,8 @@ class Accountant:
         with silent():
             return float(package("rdp").compute_epsilon(orders, total, self.delta)[0])
 
-    def _pld(self, ledger: Sequence[Release]) -> float:
+    @lru_cache(maxsize=256)  # noqa: B019  # after a round it is what the one before foresaw
+    def _pld(self, ledger: tuple[Release, ...]) -> float:
         """Return epsilon by privacy loss distributions, one for each entry of the ledger."""
         fixed = self.cohorts == "fixed"
         neighbours = "add-remove" if fixed else self.neighbours
