@@ -35,7 +35,7 @@ QUADRATIC = (  # method: its settings, and where its model is in the state
     ("feddyn", ("--algorithm.alpha", "1"), lambda state: state["x"]),
     ("fedpd", ("--algorithm.eta", "1"), lambda state: state),
     ("fedsplit", ("--algorithm.s", "1"), lambda state: state),
-    ("scaffold", ("--local.steps", "2", "--rounds", "60"), lambda state: state["x"]),
+    ("scaffold", ("--local.steps", "2"), lambda state: state["x"]),
 )
 
 
@@ -65,7 +65,7 @@ def distance(monkeypatch: pytest.MonkeyPatch):
 
 HEAD = (
     *("--models.mix", "logistic", "--local.optimiser", "sgd", "--local.lr", "0.5"),
-    *("--local.steps", "8", "--rounds", "30", "--evaluate.every", "1000"),
+    *("--local.steps", "8", "--rounds", "15", "--evaluate.every", "1000"),
     *("--evaluate.before", "false"),
 )
 
@@ -79,7 +79,7 @@ def test_corrected_methods_reach_the_optimum_of_different_quadratics_and_fedavg_
 
 def test_fedavg_and_fedprox_stay_biased_on_different_quadratics(distance):
     for method in ("fedavg", "fedprox"):
-        assert distance(gone(method, *HEAD, *ALL, *UNIFORM).state) > 0.05
+        assert distance(gone(method, *HEAD, *ALL, *UNIFORM, "--rounds", "4").state) > 0.05
 
 
 @pytest.mark.parametrize("method", ["fedpd", "fedsplit"])
@@ -89,7 +89,7 @@ def test_weights_by_examples_lead_to_the_optimum_of_the_weighted_sum(method, dis
 
 
 def test_the_optimum_is_reached_though_half_the_clients_take_part(distance):
-    flags = ("--participation", "0.5", "--rounds", "80")
+    flags = ("--participation", "0.5", "--rounds", "30")
     for method in ("fedpd", "fedsplit"):
         assert distance(gone(method, *HEAD, *flags, *UNIFORM).state) < 0.02, method
 
@@ -341,10 +341,11 @@ def values_of(rounds: Rounds) -> tuple[float, float]:
 @pytest.mark.parametrize("relations", ["fixed", "learned"])
 def test_mochas_dual_rises_to_the_primal_while_relations_stay(relations: str):
     # where they are learned: once, after the fifth round
-    fields = ("--algorithm.relations", relations, "--rounds", "30")
+    n = 30 if relations == "learned" else 14
+    fields = ("--algorithm.relations", relations, "--rounds", str(n))
     fields += ("--algorithm.sigma_rounds", "15") if relations == "learned" else ()
     rounds, duals = begun("mocha", *LINEAR, *fields), []
-    for _ in range(29):
+    for _ in range(n - 1):
         rounds.step()
         duals.append(values_of(rounds)[1])
     steps = [b - a for a, b in pairwise(duals)]
