@@ -516,7 +516,7 @@ def test_the_generator_widens_the_disagreement_that_the_server_then_narrows():
         "--models.server",
         "mlp",
     )
-    steps = ("--algorithm.server_steps", "60", "--algorithm.server_lr", "0.1")
+    steps = ("--algorithm.server_steps", "20", "--algorithm.server_lr", "0.1")
     rounds = begun("fedzkt", *flags, *steps)
     fed, method, state = rounds.fed, rounds.algorithm, rounds.state
     fed.participants.open(0)

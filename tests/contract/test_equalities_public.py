@@ -177,11 +177,11 @@ ALONE = ("--models.mix", "mlp", "--clients", "1", "--data.train_limit", "30", "-
 def test_dsfls_server_learns_the_predictions_of_its_only_client():
     much = (
         "--algorithm.distil_epochs",
-        "800",
+        "150",
         "--algorithm.aggregation",
         "sa",
         "--algorithm.server_lr",
-        "0.5",
+        "2",
     )
     rounds = begun("dsfl", "--models.server", "mlp", *much, *ALONE, "--local.epochs", "10")
     fed, start = rounds.fed, rounds.state
@@ -195,8 +195,8 @@ def test_dsfls_server_learns_the_predictions_of_its_only_client():
 
 
 def test_feddfs_student_learns_its_teachers_predictions():
-    much = ("--algorithm.steps", "1500", "--algorithm.server_batch", "32")
-    rate = ("--algorithm.server_lr", "0.01", "--algorithm.clip", "0")
+    much = ("--algorithm.steps", "300", "--algorithm.server_batch", "32")
+    rate = ("--algorithm.server_lr", "0.02", "--algorithm.clip", "0")
     rounds = begun("feddf", *ALONE, *much, *rate, "--algorithm.validation", "0")
     fed = rounds.fed
     opened(rounds)
