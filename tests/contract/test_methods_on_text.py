@@ -94,7 +94,8 @@ def test_an_lstm_is_not_replayed_and_trains_eagerly(engine: str):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmd"])
 def test_the_loss_falls(method: str):
-    flags = ("--participation", "1", "--rounds", "8", "--local.epochs", "3")
+    flags = ("--participation", "1", "--rounds", "4", "--local.epochs", "3")
+    flags += ("--evaluate.before", "false", "--evaluate.every", "1000")
     trained = toy.run(Serial(), job(method, *flags))
     loss = np.nanmean(trained.column("train_loss"), axis=1)
     assert 0 <= loss[-1] < 0.9 * loss[0]
@@ -164,31 +165,11 @@ def test_models_for_images_are_refused_and_so_are_public_texts_of_another_vocabu
 def test_real_tweets_are_learnt():
     root = shared("sentiment140.h5").parent
     flags = (
-        "--data.name",
-        "sentiment140",
-        "--data.root",
-        str(root),
-        "--data.partition",
-        "iid",
-        "--data.tokens",
-        "24",
-        "--data.vocabulary",
-        "2000",
-        "--clients",
-        "4",
-        "--data.train_limit",
-        "4000",
-        "--models.d",
-        "64",
-        "--participation",
-        "1",
-        "--rounds",
-        "3",
-        "--evaluate.common",
-        "true",
-        "--local.batch",
-        "32",
+        *("--data.name", "sentiment140", "--data.root", str(root), "--data.partition", "iid"),
+        *("--data.tokens", "16", "--data.vocabulary", "1000", "--data.train_limit", "2000"),
+        *("--clients", "2", "--participation", "1", "--rounds", "3", "--models.d", "32"),
+        *("--local.batch", "32", "--local.lr", "0.01"),
+        *("--evaluate.common", "true", "--evaluate.before", "false", "--evaluate.every", "3"),
     )
-    assert (
-        toy.run(Serial(), job("fedavg", *flags)).rows[-1]["rounds/accuracy_common"] > 0.64
-    )  # guessing: 0.5
+    trained = toy.run(Serial(), job("fedavg", *flags))
+    assert trained.rows[-1]["rounds/accuracy_common"] > 0.6  # guessing: 0.5

@@ -8,6 +8,7 @@ import hpcfed
 from hpcfed.core.errors import ConfigError, DamagedError
 from hpcfed.report.figures.models import compare_clients, count_confusions, load_probe
 from hpcfed.report.figures.runs import load_runs
+from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.results.trained.probe import command, make
 from hpcfed.storage import checkpoint, names, probe
 from tests.contract import toy
@@ -73,7 +74,7 @@ def test_models_with_added_parts_are_probed_as_they_predict(method, tmp_path):
     answers = make(run, examples=20)
     with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
         x = torch.from_numpy(data["x_test"][answers.rows])
-    models = [hpcfed.load_model(run, client=k) for k in range(6)]
+    models = from_newest(run, lambda source: list(Saved(run, source).models()))
     wanted = [model(x).argmax(1).tolist() for model in models]
     assert answers.predictions.tolist() == wanted
     is_known = [np.isfinite(values).all() for values in answers.conductance]

@@ -102,34 +102,34 @@ def test_an_exported_file_predicts_the_same_bits_and_describes_itself(tmp_path, 
 
 ALONE = """
 import sys, torch, hpcfed
-model = hpcfed.load_model(sys.argv[1], client=3)
-print(model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape)
-loaded = ("h5py", "mpi4py", "pydantic")
-print(sorted(name for name in sys.modules if name in loaded or name.startswith("hpcfed.")))
+for path in sys.argv[1:]:
+    model = hpcfed.load_model(path, client=3)
+    print(model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape)
+    loaded = ("h5py", "mpi4py", "pydantic")
+    print(sorted(name for name in sys.modules if name in loaded or name.startswith("hpcfed.")))
 """
 
 
-def loaded_by(path: Path) -> list[str]:
-    """The modules that a process has after it took a model from there."""
-    words = [sys.executable, "-c", ALONE, str(path)]
+def loaded_by(*paths: Path) -> list[list[str]]:
+    """The modules that a process has after it took a model from each of these, in this order."""
+    words = [sys.executable, "-c", ALONE, *map(str, paths)]
     done = subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=limits.COMMAND
     )
-    shape, modules = done.stdout.splitlines()
-    assert shape == "torch.Size([2, 4])"
-    return json.loads(modules.replace("'", '"'))
+    lines = done.stdout.splitlines()
+    assert lines[::2] == ["torch.Size([2, 4])"] * len(paths)
+    return [json.loads(modules.replace("'", '"')) for modules in lines[1::2]]
 
 
 def test_a_file_needs_models_alone_and_a_run_neither_mpi_nor_engine(tmp_path):
     run = saved_run(tmp_path / "run", "fedavg", "--models.mix", "cnn", rounds=1)
     models(run, out=tmp_path / "out")
-    alone = loaded_by(names.model_file(tmp_path / "out", 3))
+    alone, from_run = loaded_by(names.model_file(tmp_path / "out", 3), run)
     rooms = {name.split(".")[1] for name in alone if name.startswith("hpcfed.")}
     assert rooms <= {"config", "core", "models", "results", "tasks"}
     config = {name for name in alone if name.startswith("hpcfed.config.")}
     assert config <= {"hpcfed.config.architectures"}
     assert not {"h5py", "mpi4py", "pydantic"} & set(alone)
-    from_run = loaded_by(run)
     assert "mpi4py" not in from_run and not [
         name for name in from_run if name.startswith("hpcfed.engine")
     ]
