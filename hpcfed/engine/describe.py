@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,16 +154,20 @@ def neighbours(rounds: Rounds) -> dict[str, np.ndarray]:
 def versions() -> dict[str, str]:
     """Return the versions of hpcfed, Python and the libraries that results depend on."""
     installed = {"hpcfed": __version__, "python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            installed[name] = "absent"
-    return installed
+    return installed | {name: version_of(name) for name in LIBRARIES}
 
 
+@cache
+def version_of(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "absent"
+
+
+@cache
 def commit() -> str:
-    """Return the git commit of hpcfed's files.
+    """Return the git commit of hpcfed's files, as they are at this process's first run.
 
     It ends in "+" if the files were changed since, and is "" outside a git checkout, and where
     hpcfed is installed below a checkout of something else.

@@ -5,7 +5,6 @@ import gzip
 import io
 import os
 import subprocess
-import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,8 +21,8 @@ from hpcfed.data import download, har, heart, vision
 from hpcfed.data.datasets import load
 from hpcfed.storage import lock
 from hpcfed.storage.lock import ALIVE, Lock, this_process
-from tests import limits
-from tests.mpirun import ROOT
+from tests import forked, limits
+from tests.mpirun import environment, kill
 from tests.unit.test_lock import put
 from tests.unit.test_natural import hospital
 from tests.unit.test_text import save_csv
@@ -37,7 +36,7 @@ har.fetch("uci-har", Path(sys.argv[1]), sys.argv[2])
 print("done", flush=True)
 """
 MNIST = """
-import sys
+import os, sys
 from pathlib import Path
 from hpcfed.core.compat import import_torchvision
 from hpcfed.data import download
@@ -45,7 +44,10 @@ from hpcfed.data.datasets import load
 download.PATIENCE = 0.0
 kind = import_torchvision().datasets.MNIST
 kind.mirrors, kind.resources = [sys.argv[2]], [(name, None) for name, _ in kind.resources]
+print(child := os.fork(), flush=True)  # it downloads; this process begins at a line of input
+child and sys.stdin.readline()
 print(len(load("mnist", Path(sys.argv[1])).train.y), flush=True)
+child and os.wait()
 """
 
 
@@ -114,11 +116,12 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
     def begin(code: str, root: Path, url: str) -> subprocess.Popen:
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-c", code, str(root), url],
+                [forked.python(), "-c", code, str(root), url],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                cwd=ROOT,
+                env=environment({}),
             )
         )
         return processes[-1]
@@ -162,7 +165,8 @@ def test_one_process_downloads_and_the_others_wait_and_find_the_files(tmp_path, 
     others = [start(HAR, tmp_path, server.url()) for _ in range(2)]
     for other in others:
         said = waiting_line(other)
-        assert f"uci-har: waiting for process {one.pid} of " in said and str(tmp_path) in said
+        pid = forked.fork_of(one.pid)
+        assert f"uci-har: waiting for process {pid} of " in said and str(tmp_path) in said
     assert visible(tmp_path) == []
     server.go.set()
     for process in (one, *others):
@@ -174,14 +178,14 @@ def test_one_process_downloads_and_the_others_wait_and_find_the_files(tmp_path, 
 
 def test_torchvisions_download_is_unseen_until_it_is_complete(tmp_path, serve, start):
     server = serve(idx_gz)
-    one = start(MNIST, tmp_path, server.url())
+    both = start(MNIST, tmp_path, server.url())
     server.wait_for_request()
-    other = start(MNIST, tmp_path, server.url())
-    assert f"mnist: waiting for process {one.pid}" in waiting_line(other)
+    one = min({int(both.stdout.readline()) for _ in range(2)} - {0})
+    print(file=both.stdin, flush=True)
+    assert f"mnist: waiting for process {one}" in waiting_line(both)
     assert visible(tmp_path) == []
     server.go.set()
-    for process in (one, other):
-        assert process.communicate(timeout=limits.COMMAND)[0] == "3\n"
+    assert both.communicate(timeout=limits.COMMAND)[0] == "3\n3\n"
     assert len(set(server.asked)) == 4 and os.listdir(tmp_path) == ["MNIST"]
     assert all((tmp_path / file).exists() for file in vision.SOURCES["mnist"].files)
 
@@ -192,7 +196,7 @@ def test_a_killed_process_is_replaced_and_what_it_left_is_no_data(tmp_path, serv
     server.wait_for_request()
     other = start(HAR, tmp_path, server.url())
     assert waiting_line(other)
-    one.kill()
+    kill(forked.fork_of(one.pid))
     server.go.set()
     assert other.communicate(timeout=limits.COMMAND)[0] == "done\n"
     assert len(server.asked) == 2 and visible(tmp_path) == [har.FOLDER]

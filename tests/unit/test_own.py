@@ -29,7 +29,8 @@ from hpcfed.models.flat import Layout
 from hpcfed.models.user_model import describe_call
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
-from tests import limits
+from tests import forked, limits
+from tests.mpirun import environment
 
 NUMBER = count()
 HEAD = """
@@ -1058,12 +1059,14 @@ def test_a_users_file_may_import_torchvision_first(tmp_path):
         "from torchvision.models import resnet18\n\n\ndef net(shape, d):\n    return resnet18()\n"
     )
     code = (
-        "from hpcfed.core import user_code\n"
+        "import sys; from hpcfed.core import user_code\n"
+        "assert 'torchvision' not in sys.modules\n"
         "print(user_code.load('models.mix', 'seeing:net', 'module:function'))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [forked.python(), "-c", code],
         cwd=tmp_path,
+        env=environment({}),
         capture_output=True,
         text=True,
         timeout=limits.COMMAND,
