@@ -31,6 +31,8 @@ TINY = [  # a run of a quarter of a second
     "false",
     "--local.augment",
     "none",
+    "--log.picture",
+    "false",
     "--quiet",
 ]
 

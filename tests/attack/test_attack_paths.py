@@ -4,12 +4,11 @@ anything else.
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import limits
+from tests import forked, limits
 from tests.attack.claims import TINY, command, refused, run
 from tests.attack.test_attack_data import saved
 from tests.mpirun import environment
@@ -54,13 +53,14 @@ def test_a_name_that_no_encoding_has_is_printed_as_escapes(tmp_path):
     code = f"""
 import sys
 from hpcfed import cli, main
-sys.exit(main.main([*{TINY[:-1]}, "--out", sys.argv[1]]) or cli.main(["summary", sys.argv[1]]))
+sys.stdout.reconfigure(encoding="ascii")
+words = [*{TINY[:-1]}, "--log.picture", "true", "--out", sys.argv[1]]
+sys.exit(main.main(words) or cli.main(["summary", sys.argv[1]]))
 """
-    env = environment({"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
     done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
+        [forked.python(), "-c", code, str(folder)],
         capture_output=True,
-        env=env,
+        env=environment({"LC_ALL": "C"}),
         timeout=limits.COMMAND,
     )
     assert (done.returncode, done.stderr) == (0, b"")
@@ -105,5 +105,5 @@ def test_a_data_file_that_cannot_be_is_refused(tmp_path, name):
 
 def test_a_run_keeps_its_files_to_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(*TINY, "--out", "run").status == 0
+    assert run(*TINY, "--log.picture", "true", "--out", "run").status == 0
     assert sorted(os.listdir("run")) == ["checkpoints", "curves.png", "partition.h5", "results.h5"]

@@ -1,12 +1,13 @@
 """Imports point one way, and MPI lives in one package."""
 
 import subprocess
-import sys
 from functools import cache
 
 import pytest
 
-from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
+from tests import forked
+from tests.house.source import MODULES, PACKAGE, imports, module, name
+from tests.mpirun import environment
 
 LEVELS = (  # a room imports itself and rooms that come earlier in this list, never later ones
     "core",
@@ -76,9 +77,13 @@ def test_a_run_loads_scipy_only_if_its_job_needs_it():
 
 @cache
 def loaded(full: str) -> set[str]:
-    """What the import of a module of ours loads."""
+    """What the import of a module of ours loads, beside `hpcfed.main`, which forks have loaded."""
     code = f"import sys, {full}; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        [forked.python(), "-c", code],
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return {*done.stdout.split()}

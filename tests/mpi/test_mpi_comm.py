@@ -34,7 +34,7 @@ def output(ranks: int, *kind: str) -> str:
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("ranks", [2, 5])
 def test_mpi_keeps_the_law(law, ranks):
     lines = output(ranks).splitlines()
     assert {f"{rank} {law} ok" for rank in range(ranks)} <= set(lines), output(ranks)
@@ -47,7 +47,7 @@ def test_mpi_keeps_the_law_when_all_goes_in_pieces_and_over_a_network(law):
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (5, 2), (7, 3)])
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (5, 3)])
 def test_mpi_keeps_the_law_on_nodes_of_equal_and_unequal_numbers_of_ranks(law, ranks, nodes):
     lines = output(ranks, "nodes", str(nodes)).splitlines()
     assert {f"{rank} {law} ok" for rank in range(ranks)} <= set(lines), output(

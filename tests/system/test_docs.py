@@ -27,7 +27,7 @@ DOCS = ROOT / "docs"
 WRITTEN = sorted((DOCS / "pages").rglob("*.md"))
 OWN = [*sorted((DOCS / "pages/extend").glob("*.md")), DOCS / "pages/apply.md"]
 BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-FEW = ["--data.train_limit", "200"]  # examples, for the tests' sake
+FEW = ["--data.train_limit", "120"]  # examples, for the tests' sake
 
 
 def lines(page: Path, *languages: str) -> list[str]:
@@ -76,7 +76,8 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
             "--data.name",
             "--resume",
         } & set(command.split())
-        call(shlex.split(command) + (FEW if digits else []))
+        clients = [] if "--clients" in command else ["--clients", "4"]
+        call(shlex.split(command) + (FEW + clients if digits else []))
     named = (DOCS / "pages/results.md").read_text()
     metric = re.compile("/(" + "|".join(METRICS.keys() - {"accuracy"}) + ")")
     columns = {

@@ -1,5 +1,6 @@
 """What runs keep on disk beyond their results, and its deletion."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.lock import Lock
 from hpcfed.storage.record import STOPPED, load
 from hpcfed.storage.results import Results
+from tests import forked
+from tests.mpirun import environment
 
 JOB = {
     "clients": 2,
@@ -96,7 +99,10 @@ def test_a_run_that_a_process_has_is_left_alone(run):
     assert len(saved(run)) == 5
 
 
-def test_the_last_checkpoint_of_a_run_stays_if_its_sweep_has_got_more_rounds(tmp_path):
+def test_the_last_checkpoint_of_a_run_stays_if_its_sweep_has_got_more_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", forked.python())  # of the runs
+    for name, value in environment({}).items():
+        monkeypatch.setenv(name, value)
     words = {"seed": [0, 1], "out": str(tmp_path / "sweep")}
     hpcfed.sweep(JOB, rounds=1, **words)
     definition = sweeps.read(tmp_path / "sweep")

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.load import load
 from hpcfed.config.methods import KINDS
-from hpcfed.core import rng
 from hpcfed.core.errors import HpcfedError
 from hpcfed.launch import commands
 from hpcfed.models import MODELS
@@ -164,26 +164,33 @@ def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path, monkeypatc
         assert cli.main(["run", *words]) == 2 and started.pop() == words
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--data.alfa", "1"], "no field 'data.alfa'; did you mean 'data.alpha'"),
-        (["--data.alpha", "-1"], "command line: --data.alpha: input should be greater than 0"),
-        (["--algorithm.name", "fedpox"], "no algorithm 'fedpox'; did you mean 'fedprox'"),
-        (["--models.mix", "mpl"], "no model 'mpl'; did you mean 'mlp'?"),
-    ],
-)
-@pytest.mark.parametrize("way", [["hpcfed.cli", "run"], ["hpcfed.main"]])
-def test_a_mistake_outside_the_method_is_reported_before_torch_is_imported(way, words, text):
-    code = (
-        f"import runpy, sys\nsys.argv = {['hpcfed', *way[1:], *words]!r}\n"
-        "try:\n"
-        f"    runpy.run_module({way[0]!r}, run_name='__main__')\n"
-        "finally:\n"
-        "    print('torch' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "False\n") and text in done.stderr
+MISTAKES = {
+    "--data.alfa=1": "no field 'data.alfa'; did you mean 'data.alpha'",
+    "--data.alpha=-1": "command line: --data.alpha: input should be greater than 0",
+    "--algorithm.name=fedpox": "no algorithm 'fedpox'; did you mean 'fedprox'",
+    "--models.mix=mpl": "no model 'mpl'; did you mean 'mlp'?",
+}
+ANSWERS = """
+import io, json, runpy, sys
+from contextlib import redirect_stderr
+answers = []
+for module, *words in json.loads(sys.argv[1]):
+    sys.argv = ["hpcfed", *words]
+    with redirect_stderr(io.StringIO()) as err:
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as stop:
+            answers.append((stop.code, "torch" in sys.modules, err.getvalue()))
+print(json.dumps(answers))
+"""
+
+
+def test_mistakes_outside_the_method_are_reported_before_torch_is_imported():
+    ways = product((["hpcfed.cli", "run"], ["hpcfed.main"]), MISTAKES)
+    calls = json.dumps([[*way, word] for way, word in ways])
+    answers = json.loads(python("-c", ANSWERS, calls).stdout)
+    for (status, has_torch, err), text in zip(answers, [*MISTAKES.values()] * 2, strict=True):
+        assert (status, has_torch) == (2, False) and text in err
 
 
 def test_help_of_a_run_is_answered_without_starting_one(monkeypatch, capsys):
@@ -281,26 +288,23 @@ def test_a_result_file_is_read_without_torch(run):
 
 def test_neither_ones_own_model_nor_sub_models_nor_texts_load_torchs_compiler(tmp_path):
     """It takes a second and more, on each rank, and sympy half of one."""
-    texts = {
-        f"{array}_{part}": rng.stream(0, "test", array).integers(1, high, size)
-        for array, high, size in (("x", 9, (40, 5)), ("y", 3, 40))
-        for part in ("train", "test")
-    }
-    np.savez(tmp_path / "texts.npz", **texts, vocabulary=9)
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n\n\n"
         "def net(shape, d):\n    return nn.Sequential(nn.Flatten(), nn.Linear(256, d))\n"
     )
-    usual = ["--rounds", "1", "--log.picture", "false", "--out", str(tmp_path / "run")]
+    usual = ["--clients", "2", "--data.train_limit", "40", "--data.partition", "iid"]
+    usual += ["--rounds", "1", "--log.picture", "false", "--out", str(tmp_path / "run")]
     users_model = ["--models.mix", "mine:net"]
     sub_models = ["--algorithm.name", "heterofl", "--models.mix", "cnn", "--models.widths", "1,0.5"]
-    text_model = ["--models.mix", "lstm-1", "--algorithm.name", "fedavg"]
-    text_model += ["--data.name", str(tmp_path / "texts.npz")]
+    words, y = np.array(["good fine", "bad poor"] * 20), np.arange(40) % 2
+    file = tmp_path / "texts.npz"
+    np.savez(file, text_train=words, y_train=y, text_test=words, y_test=y)
+    texts = ["--data.name", str(file), "--algorithm.name", "local", "--models.mix", "lstm-1"]
     code = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
 from hpcfed.cli import main
-for flags in {users_model, sub_models, text_model}:
+for flags in {users_model, sub_models, texts}:
     assert not main(["run", "--overwrite", *{usual}, *flags])
 print({{"torch._dynamo", "sympy"}} & set(sys.modules))
 """

@@ -19,7 +19,6 @@ from hpcfed.models.model import Head, Model
 from hpcfed.models.widths import (
     count_units,
     draw_units,
-    narrow,
     roll_units,
     structure,
     take,
@@ -35,7 +34,7 @@ CUT = [  # of a family of several depths the shallowest
     and (not entry.family or name.endswith("-2"))
 ]
 each_model = pytest.mark.parametrize("name", CUT)
-each_width = pytest.mark.parametrize("width", [0.5, 0.3])
+WIDTHS = (0.5, 0.3)
 
 
 def new(name: str, seed: int = 0, d: int = D) -> Model:
@@ -135,56 +134,41 @@ def test_every_tensor_has_its_place_and_the_count_falls_with_the_square_of_the_w
     assert low <= sizes[1] / sizes[0] <= high
 
 
-@each_width
 @each_model
 def test_the_narrow_model_is_the_leading_slice_and_takes_and_gives_what_the_full_one_does(
-    name: str, width: float
+    name: str,
 ):
-    full, small = new(name), new(f"{name}@{width}")
-    want = take(tensors(full), structure(name, SHAPE, CLASSES, D).window(width))
-    assert all(torch.equal(value, want[n]) for n, value in tensors(small).items())
-    assert small.eval()(images(2)).shape == (2, CLASSES)
-    assert small.body(images(2)).shape[1] == small.head.in_features
-    small.train()(images(3)).square().sum().backward()
-    assert all(p.grad is not None and p.grad.shape == p.shape for p in small.parameters())
+    """And computes what the full model does with its other units silent."""
+    full = new(name)
+    weights, net = tensors(full).clone(), structure(name, SHAPE, CLASSES, D)
+    for width in WIDTHS:
+        small, window = new(f"{name}@{width}"), net.window(width)
+        pieces = take(weights, window)
+        assert all(torch.equal(value, pieces[n]) for n, value in tensors(small).items())
+        silent = paste(weights * 0.0, pieces, window)
+        silent |= {n: v for n, v in weights.items() if "running_var" in n}
+        full.load_state_dict(silent, strict=False)
+        z = small.eval()(images(2))
+        assert z.shape == (2, CLASSES)
+        assert torch.allclose(full.eval()(images(2)), z, atol=1e-5)
+        assert small.body(images(2)).shape[1] == small.head.in_features
+        small.train()(images(3)).square().sum().backward()
+        assert all(p.grad is not None and p.grad.shape == p.shape for p in small.parameters())
 
 
-@each_width
 @each_model
-def test_it_computes_what_the_full_model_does_with_its_other_units_silent(name: str, width: float):
-    full, window = new(name), structure(name, SHAPE, CLASSES, D).window(width)
-    weights = tensors(full)
-    nothing = paste(weights * 0.0, take(weights, window), window)
-    silent = {n: v if "running_var" not in n else weights[n] for n, v in nothing.items()}
-    full.load_state_dict(silent, strict=False)
-    small = narrow(new(name), SHAPE, width).eval()
-    assert torch.allclose(full.eval()(images(2)), small(images(2)), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "choose",
-    [roll_units(3), roll_units(7), draw_units(rng.stream(0, "window"))],
-    ids=["3", "7", "drawn"],
-)
-@each_model
-def test_a_slice_pasted_back_changes_nothing_and_fits_the_narrow_model(name: str, choose):
+def test_a_slice_pasted_back_changes_nothing_and_fits_the_narrow_model(name: str):
+    """And a window of all units is the model."""
     weights, net = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
-    window = net.window(0.5, choose)
-    pieces = take(weights, window)
-    assert {n: v.shape for n, v in pieces.items()} == {
-        n: v.shape for n, v in tensors(new(f"{name}@0.5")).items()
-    }
-    pasted = paste(weights, pieces, window)
-    assert all(torch.equal(pasted[n], value) for n, value in weights.items())
-
-
-@each_model
-def test_a_window_of_all_units_is_the_model(name: str):
-    weights, net = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
-    for choose in (roll_units(5), draw_units(rng.stream(0, "window"))):
-        assert all(
-            torch.equal(v, weights[n]) for n, v in take(weights, net.window(1.0, choose)).items()
-        )
+    shapes = {n: v.shape for n, v in tensors(new(f"{name}@0.5")).items()}
+    for choose in (roll_units(3), roll_units(7), draw_units(rng.stream(0, "window"))):
+        window = net.window(0.5, choose)
+        pieces = take(weights, window)
+        assert {n: v.shape for n, v in pieces.items()} == shapes
+        pasted = paste(weights, pieces, window)
+        assert all(torch.equal(pasted[n], value) for n, value in weights.items())
+        everything = take(weights, net.window(1.0, choose))
+        assert all(torch.equal(value, weights[n]) for n, value in everything.items())
 
 
 def test_a_rolling_window_has_no_unit_twice_and_covers_all_evenly():
