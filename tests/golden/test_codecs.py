@@ -277,8 +277,8 @@ def test_the_last_values_of_eden_are_right_in_the_mean_too():
     for n in (65, 66, 130, 1026, 4098):
         x = values((n,))
         x[-2:] = [0.1, 0.09]
-        mean = np.mean([there_and_back(EDEN(1), x, seed) for seed in range(1000)], 0)
-        assert mean[-2:] == pytest.approx(x[-2:], abs=0.01), n
+        mean = np.mean([there_and_back(EDEN(1), x, seed) for seed in range(500)], 0)
+        assert mean[-2:] == pytest.approx(x[-2:], abs=0.014), n
 
 
 def test_a_message_of_few_values_is_not_encoded_by_eden():

@@ -28,6 +28,7 @@ from hpcfed.engine.event_queue import EventQueue, Free
 from hpcfed.engine.events import Events
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.upload import Upload
+from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -240,12 +241,10 @@ def test_a_client_that_is_reached_late_gets_the_model_of_that_time(
         all(staleness == after for staleness, after in events)
         and len({after for _, after in events}) > 1
     )
+    toy.run(Serial(), job, between=lambda rounds: saving.save(rounds, tmp_path / str(rounds.t)))
     for t in range(1, 10):
-        toy.run(Serial(), job, rounds=t, save=tmp_path / str(t))
-        assert (
-            toy.differences(toy.run(Serial(), job, resume=tmp_path / str(t)).state, want.state)
-            == []
-        )
+        resumed = toy.run(Serial(), job, resume=tmp_path / str(t))
+        assert toy.differences(resumed.state, want.state) == []
     for got in spmd(3, lambda comm: toy.run(comm, job)):
         assert toy.differences(got, want) == []
 

@@ -188,6 +188,7 @@ def test_clients_that_are_stacked_on_a_gpu_have_the_bits_of_stacked_ones_on_a_cp
     words = ["--algorithm.name", "fedavg", "--data.name", "digits", "--data.partition", "iid"]
     words += ["--clients", "32", "--data.train_limit", "320", "--models.mix", model]
     words += ["--local.optimiser", "sgd", "--local.batch", "6", "--local.augment", "none"]
+    words += ["--evaluate.every", "9", "--evaluate.before", "false"]
 
     def state(*more: str) -> Params:
         rounds = toy.start(Serial(), load([*words, *more], environ={}))

@@ -182,7 +182,7 @@ def test_clients_that_cannot_be_stacked_train_one_by_one_with_one_notice(
     method: str, flags: tuple[str, ...], why: str, capsys
 ):
     got, want = (
-        toy.run(Serial(), toy.job(method, *PLAIN, *flags, "--training.engine", engine))
+        toy.run(Serial(), toy.job(method, *PLAIN, *flags, "--training.engine", engine), rounds=2)
         for engine in ("stacked", "traced")
     )
     assert toy.differences(got, want) == []
