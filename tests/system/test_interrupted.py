@@ -50,7 +50,7 @@ def rank_term(job: Live) -> None:
 
 KILLS: dict[str, Callable[[Live], None]] = {"one_rank": one_rank, "whole_tree": whole_tree}
 STOPS: dict[str, Callable[[Live], None]] = {"mpirun_usr1": mpirun_usr1, "rank_term": rank_term}
-RANKS = {"one_rank": 3, "whole_tree": 2, "mpirun_usr1": 2, "rank_term": 3}
+RANKS = {"one_rank": 3, "whole_tree": 2, "mpirun_usr1": 2, "rank_term": 2}
 
 
 @dataclass(frozen=True)
