@@ -271,12 +271,12 @@ def _of_hdf5(path: Path, opened: h5py.File) -> Source:
             f"{path}: holds {content}, but no group 'train'; store train/images, train/labels"
         )
     parts = {part: _of_group(path, file, part) for part in ("train", "test") if part in file}
-    facts = {name: attribute(opened, name) for name in ("vocabulary", "task", "own_tests")}
+    facts = {name: attribute(opened.id, name) for name in ("vocabulary", "task", "own_tests")}
     facts["classes"] = json_attribute(opened, "classes")
     facts["columns"] = json_attribute(opened, *COLUMN_NAMES)
     for name in parts["train"]:
         if name.startswith("x/"):
-            tokens = attribute(file[f"train/{name}"], "vocabulary")
+            tokens = attribute(file[f"train/{name}"].id, "vocabulary")
             facts[f"vocabulary/{name.removeprefix('x/')}"] = tokens
     if "jpeg_header" in file:
         facts["jpeg_header"] = whole(file["jpeg_header"], f"{path}: jpeg_header")
@@ -289,7 +289,7 @@ def _of_hdf5(path: Path, opened: h5py.File) -> Source:
 def json_attribute(opened: h5py.File, *names: str) -> Any:
     """Return the value of the first of these attributes that a file has, a JSON text; else None."""
     for name in names:
-        if (text := attribute(opened, name)) is not None:
+        if (text := attribute(opened.id, name)) is not None:
             return parse_json(text, f"attribute {name!r}")
     return None
 

@@ -58,7 +58,7 @@ def read(name: str, node: h5py.Group | h5py.Dataset) -> None:
     if not isinstance(node, h5py.Dataset) or node.shape is None or node.nbytes > memory():
         return  # hpcfed.data.user_arrays refuses arrays that do not fit
     try:
-        check_dataset(node, NUMBERS + STRINGS, filters=True)
+        check_dataset(node.id, NUMBERS + STRINGS, filters=True)
     except DamagedError:
         return  # user_arrays refuses it too, if it is used
     if not node.shape:

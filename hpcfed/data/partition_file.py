@@ -9,11 +9,10 @@ import numpy as np
 from hpcfed.core.errors import DamagedError, DataError, first_bad
 from hpcfed.core.paths import regular
 from hpcfed.data import check
-from hpcfed.data.user_arrays import hdf5, readable, whole
+from hpcfed.data.user_arrays import Nodes, hdf5, readable, whole
 from hpcfed.storage import checksum, names
 from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.record import RUN_ID, differ
-from hpcfed.storage.untrusted import child
 from hpcfed.tasks import Task
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file without checksums
@@ -108,7 +107,7 @@ class Partition:
                             f"{path}: no array {name!r}; a partition file has {', '.join(_NAMES)}"
                         )
                 stored = (*_NAMES, *(name for name in _HELD_OUT if drawn and name in file))
-                values = {name: whole(child(file, name), f"{path}: {name}") for name in stored}
+                values = {name: whole(Nodes(file)[name], f"{path}: {name}") for name in stored}
         arrays = {name: _integers(array, f"{path}: {name}") for name, array in values.items()}
         train, test = (_cut(arrays, name, path) for name in ("train", "test"))
         if set(_HELD_OUT) <= arrays.keys():

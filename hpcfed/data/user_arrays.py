@@ -52,7 +52,7 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 def hdf5(path: Path) -> Iterator[h5py.File]:
     """Open an HDF5 file after a separate process has read all of it without a crash.
 
-    Its contents are opened by `untrusted.child`, or through `Nodes`.
+    Its contents are opened through `Nodes`.
     Raises DataError or OSError.
     """
     check_hdf5(path)
@@ -67,12 +67,13 @@ class Nodes(Mapping[str, "h5py.Group | h5py.Dataset"]):
         self.file = file
 
     def __getitem__(self, path: str) -> h5py.Group | h5py.Dataset:
-        return child(self.file, path)
+        child(self.file.id, path)  # raises DamagedError if a link to another place is in the path
+        return self.file[path]
 
     def __contains__(self, path: object) -> bool:
         *groups, last = str(path).split("/")
-        above = subgroup(self.file, "/".join(groups)) if groups else self.file
-        return above.get(last, getlink=True) is not None
+        above = subgroup(self.file.id, "/".join(groups)) if groups else self.file.id
+        return last.encode() in above
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.file)
@@ -122,7 +123,7 @@ def whole(node: h5py.Dataset, where: str) -> np.ndarray:
     if not isinstance(node, h5py.Dataset) or node.shape is None:
         raise DataError(f"{where}: is not an array; store one there")
     fits(node.nbytes, where)
-    check_dataset(node, NUMBERS + STRINGS, filters=True)
+    check_dataset(node.id, NUMBERS + STRINGS, filters=True)
     return node[()]
 
 

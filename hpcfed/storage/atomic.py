@@ -13,9 +13,11 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import h5py
+from h5py import h5f, h5p
 
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError, may_pass
 from hpcfed.core.safe_read import convert_read_errors
@@ -25,6 +27,7 @@ from hpcfed.storage.untrusted import attribute
 
 VERSIONS = {names.RESULTS: 2, names.CHECKPOINT: 4}  # of each format; 1: of those not named here
 TEMPORARY = ".tmp"
+IMAGES = count()  # numbers of the files in memory
 
 
 def version_of(form: str) -> int:
@@ -91,11 +94,22 @@ def open_file(path: Path, form: str, verify_all: bool = True) -> Iterator[h5py.F
     with convert_read_errors(path), ExitStack() as stack:
         try:
             raw = stack.enter_context(uncached.open_existing(path))
-            file = stack.enter_context(h5py.File(verify_checksum(path, raw, verify_all), "r"))
+            verified = verify_checksum(path, raw, verify_all)
+            opened = open_image(verified) if isinstance(verified, bytes) else verified
+            file = stack.enter_context(h5py.File(opened, "r"))
         except (OSError, ValueError) as error:
             raise DamagedError(f"{path}: cannot be read: {error}; check the path") from error
         _check_format(path, file, form)
         yield file
+
+
+def open_image(content: bytes) -> h5f.FileID:
+    """Open an HDF5 file in memory, which HDF5 reads faster than a Python file. Raises OSError."""
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fapl_core(backing_store=False)
+    access.set_file_image(content)
+    # no file has such a name, and no two images: HDF5 would take them for one file
+    return h5f.open(b"/dev/null/%d" % next(IMAGES), h5f.ACC_RDONLY, fapl=access)
 
 
 @contextmanager
@@ -129,7 +143,7 @@ def _sync(folder: Path) -> None:
 
 
 def _check_format(path: Path, file: h5py.File, form: str) -> None:
-    actual, version = attribute(file, "format"), attribute(file, "format_version")
+    actual, version = attribute(file.id, "format"), attribute(file.id, "format_version")
     if actual != form:
         raise CheckpointError(f"{path}: holds {actual}, not {form}; give such a file")
     if version != version_of(form):

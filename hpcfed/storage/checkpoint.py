@@ -32,7 +32,7 @@ from hpcfed.storage.atomic import TEMPORARY, convert_write_errors, open_file
 from hpcfed.storage.checksum import identity
 from hpcfed.storage.header import Index, check_header
 from hpcfed.storage.record import FINAL_STEP
-from hpcfed.storage.untrusted import link, number, subgroup
+from hpcfed.storage.untrusted import external_file, number, subgroup
 
 NAME = re.compile(r"(?:round|final)-(\d{6,})\.h5")  # of an index: how many rounds are done
 PARTS = re.compile(r"(?:round|final)-\d{6,}(?:-(\d+))?")  # of a folder of parts
@@ -55,7 +55,7 @@ class Reader:
         self._open: dict[str, h5py.File] = {}
         with ExitStack() as stack:
             self._file = stack.enter_context(open_file(path, names.CHECKPOINT))
-            self.rounds = number(self._file, "rounds")
+            self.rounds = number(self._file.id, "rounds")
             same_round(path, self.rounds)
             index = Index(
                 header=tree.read_json(self._file, "header"),
@@ -109,11 +109,10 @@ class Reader:
         if name not in self._items_of:
             raise CheckpointError(f"{self.path}: {unknown('item', name, self._names)}")
         *groups, last = name.split("/")
-        group = subgroup(self._file, "/".join(["items", *groups]))
-        target = link(group, last)
-        if not isinstance(target, h5py.ExternalLink):
+        part = external_file(subgroup(self._file.id, "/".join(["items", *groups])), last)
+        if part is None:
             raise DamagedError(f"{self.path}: {name}: is not a link to a part")
-        return subgroup(self._part(target.filename), "items")
+        return h5py.Group(subgroup(self._part(part).id, "items"))
 
     def _part(self, name: str) -> h5py.File:
         if name not in self._open:

@@ -49,7 +49,7 @@ def checksums(
 
     precomputed: checksums of whole chunks, by number; the others are computed from the file.
     """
-    memory, precomputed, sums = memoryview(bytearray(CHUNK)), precomputed or {}, []
+    memory, precomputed, sums = memoryview(bytearray(min(CHUNK, end))), precomputed or {}, []
     for i, start in enumerate(range(BLOCK, end, CHUNK)):
         size = min(CHUNK, end - start)
         total = precomputed.get(i) if size == CHUNK else None
@@ -133,8 +133,8 @@ def stamp(path: Path) -> Stamp:
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def verify_checksum(path: Path, raw: io.BufferedReader, verify_all: bool) -> io.IOBase:
-    """Return the file for HDF5 to read, after checking its checksum.
+def verify_checksum(path: Path, raw: io.BufferedReader, verify_all: bool) -> io.IOBase | bytes:
+    """Return the file for HDF5 to read, after checking its checksum; of up to a MiB, its bytes.
 
     Raises DamagedError if the checksums, or with `verify_all` any of the data, have changed.
     """
@@ -150,6 +150,12 @@ def verify_checksum(path: Path, raw: io.BufferedReader, verify_all: bool) -> io.
     table = raw.read()
     if text(end, table) != block or len(table) != length:
         raise checksum_error(path)
+    if end <= BLOCK + CHUNK:  # to check one byte is to read all of it
+        raw.seek(0)
+        content = raw.read(end)
+        if checksums(io.BytesIO(content), end) != table:
+            raise checksum_error(path)
+        return content
     if verify_all and checksums(raw, end) != table:
         raise checksum_error(path)
     return raw if verify_all else Checked(path, raw, end, table)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from hpcfed.core.errors import CheckpointError, DamagedError
@@ -15,7 +14,7 @@ from hpcfed.storage import checkpoint, names, tree
 from hpcfed.storage.atomic import open_file, replace_file
 from hpcfed.storage.checksum import identity
 from hpcfed.storage.header import Answers
-from hpcfed.storage.untrusted import Budget, array, child, subgroup
+from hpcfed.storage.untrusted import Budget, GroupID, array, child, subgroup
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,10 @@ def read(run: Path) -> Probe:
     """Return the probe of a run. Raises DamagedError if it is missing or damaged."""
     path = names.probe_file(run)
     with open_file(path, names.PROBE) as file:
-        budget = Budget(file)
-        tables = {name: array(child(file, name)) for name in TABLES}
+        budget = Budget(file.id)
+        tables = {name: array(child(file.id, name)) for name in TABLES}
         lists = {
-            name: read_arrays(subgroup(file, name), tables["clients"], budget) for name in LISTS
+            name: read_arrays(subgroup(file.id, name), tables["clients"], budget) for name in LISTS
         }
         parts: dict[str, Any] = {**tables, **lists}
         probe = Probe(tree.read_json(file, "header"), **parts)
@@ -123,12 +122,10 @@ def read(run: Path) -> Probe:
         return probe
 
 
-def read_arrays(group: h5py.Group, clients: np.ndarray, budget: Budget) -> list[np.ndarray]:
+def read_arrays(group: GroupID, clients: np.ndarray, budget: Budget) -> list[np.ndarray]:
     arrays = []
     for k in clients.tolist():
-        node = child(group, str(k))
-        budget.take(node)
-        arrays.append(array(node))
+        arrays.append(array(child(group, str(k), budget), budget=budget))
     return arrays
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from hpcfed.core.errors import AbsentError, CheckpointError, DamagedError, unknown
@@ -18,7 +17,17 @@ from hpcfed.storage import checksum, names, tree
 from hpcfed.storage.atomic import open_file
 from hpcfed.storage.columns import check_columns, for_readers
 from hpcfed.storage.header import check_header, check_record
-from hpcfed.storage.untrusted import DEPTH, Budget, array, child, number, subgroup
+from hpcfed.storage.untrusted import (
+    DEPTH,
+    Budget,
+    GroupID,
+    array,
+    child,
+    links,
+    number,
+    subgroup,
+    where,
+)
 
 Header = dict[str, Any]
 JOB_ID = "slurm_job"  # in the header: the batch job that the run was started by; "": none
@@ -79,10 +88,10 @@ def load(run: Path) -> Record:
         pass  # reported below as a file that cannot be read
     try:
         with open_file(path, names.RESULTS) as file:
-            header, rounds = tree.read_json(file, "header"), number(file, "rounds")
-            budget = Budget(file)
-            arrays = _datasets(subgroup(file, "arrays"), budget)
-            columns = _datasets(subgroup(file, "columns"), budget)
+            header, rounds = tree.read_json(file, "header"), number(file.id, "rounds")
+            budget = Budget(file.id)
+            arrays = _datasets(subgroup(file.id, "arrays"), budget)
+            columns = _datasets(subgroup(file.id, "columns"), budget)
             check_columns(columns, rounds)
     except CheckpointError as error:
         raise type(error)(f"{error}\n  {_advice(path.parent)}") from error
@@ -175,17 +184,16 @@ def _readable(path: Path) -> Record | None:
         return None
 
 
-def _datasets(group: h5py.Group, budget: Budget, depth: int = 0) -> dict[str, np.ndarray]:
+def _datasets(group: GroupID, budget: Budget, depth: int = 0) -> dict[str, np.ndarray]:
     """Return all datasets under a group, by path."""
     if depth > DEPTH:
-        raise DamagedError(f"{group.name}: nested deeper than {DEPTH} levels")
+        raise DamagedError(f"{where(group)}: nested deeper than {DEPTH} levels")
     datasets: dict[str, np.ndarray] = {}
-    for name in sorted(group):
-        node = child(group, name)
-        budget.take(node)
-        if isinstance(node, h5py.Group):
+    for name in sorted(links(group)):
+        node = child(group, name, budget)
+        if isinstance(node, GroupID):
             below = _datasets(node, budget, depth + 1)
             datasets |= {f"{name}/{path}": values for path, values in below.items()}
         else:
-            datasets[name] = array(node)
+            datasets[name] = array(node, budget=budget)
     return datasets

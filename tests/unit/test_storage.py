@@ -117,6 +117,22 @@ def test_other_types_are_refused(item):
         back(item)
 
 
+def test_a_file_has_the_bytes_that_h5pys_groups_and_datasets_would_give_it():
+    weight, mask = torch.arange(6.0).reshape(2, 3), np.array([True, False])
+    with h5py.File.in_memory() as file, h5py.File.in_memory() as expected:
+        tree.write(file, "clients/3", {"weight": weight.T, "mask": mask, "steps": [7]})
+        group = expected.create_group("clients/3", track_order=True)
+        group.attrs["kind"] = "dict"
+        group["weight"] = weight.T.numpy()
+        group.create_dataset("mask", data=mask).attrs["kind"] = "array"
+        steps = group.create_group("steps", track_order=True)
+        steps.attrs["kind"] = "list"
+        steps.create_dataset("0", data=np.bytes_(b"7")).attrs["kind"] = "json"
+        for opened in (file, expected):
+            opened.flush()
+        assert file.id.get_file_image() == expected.id.get_file_image()
+
+
 def save(path: Path, value: int) -> None:
     with replace_file(path, "test") as file:
         tree.write(file, "value", value)
@@ -149,6 +165,15 @@ def test_a_file_that_is_replaced_stays_readable_as_it_was(tmp_path):
         save(tmp_path / "a.h5", 2)
         assert tree.read(file, "value") == 1
     assert value_of(tmp_path / "a.h5") == 2
+
+
+def test_files_that_are_open_at_once_are_read_apart(tmp_path):
+    save(tmp_path / "a.h5", 1)
+    with open_file(tmp_path / "a.h5", "test") as file:
+        save(tmp_path / "a.h5", 2)
+        with open_file(tmp_path / "a.h5", "test") as newer:
+            assert (tree.read(file, "value"), tree.read(newer, "value")) == (1, 2)
+        assert tree.read(file, "value") == 1
 
 
 def test_damage_in_a_large_file_is_found_when_its_stretch_is_read_and_at_once_when_all_is_checked(

@@ -31,7 +31,7 @@ from hpcfed.core.safe_read import DamagedError, convert_unfit_errors, parse_json
 from hpcfed.data import files, user_arrays
 from hpcfed.data.hdf5_check import control_groups
 from hpcfed.data.partition_file import Partition
-from hpcfed.storage import names, record, tree
+from hpcfed.storage import names, record, tree, untrusted
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.checkpoint import Reader
@@ -291,6 +291,34 @@ def test_groups_in_a_circle_and_objects_of_many_names_end():
             with pytest.raises(DamagedError, match="several names"):
                 list(tree.leaves(file, name))
         assert list(tree.read(file, "d")["x"]) == [1, 1, 1]
+
+
+def test_types_that_are_the_same_in_numpy_are_read_as_each_is_stored():
+    enum, integers = h5py.enum_dtype({"a": 1, "b": 2}, "i4"), h5py.vlen_dtype("i4")
+    row = np.empty((), integers)
+    row[()] = np.arange(3, dtype="i4")
+    with h5py.File.in_memory() as file:
+        file.attrs["text"], file.attrs["ascii"] = "ä", np.bytes_(b"a")
+        file.attrs.create("integers", row, dtype=integers)
+        file["enum"], file["plain"] = np.array([1, 2], enum), np.array([3, 4], "i4")
+        for _ in range(2):
+            assert untrusted.attribute(file.id, "text") == "ä"
+            assert untrusted.attribute(file.id, "ascii") == b"a"
+            assert list(untrusted.attribute(file.id, "integers")) == [0, 1, 2]
+            for name, values in {"enum": [1, 2], "plain": [3, 4]}.items():
+                assert list(untrusted.array(untrusted.child(file.id, name))) == values
+
+
+def test_arrays_and_attributes_of_other_types_are_refused_with_their_place():
+    types = ["c8", "(3,)f4", [("a", "i4"), ("b", h5py.string_dtype())], "V7", h5py.ref_dtype]
+    with h5py.File.in_memory() as file:
+        for i, dtype in enumerate(types):
+            node = file.create_dataset(str(i), (2,), dtype)
+            node.attrs["sizes"] = [1, 2]
+            with pytest.raises(DamagedError, match=f"^/{i}: has the type "):
+                untrusted.array(node.id)
+            with pytest.raises(DamagedError, match=f"^/{i}: its attribute 'sizes' is neither"):
+                untrusted.attribute(node.id, "sizes")
 
 
 def test_a_file_that_lacks_a_field_says_which():
