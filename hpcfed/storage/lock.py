@@ -382,10 +382,14 @@ def discard(path: Path) -> None:
 def candidate(path: Path, me: Holder) -> Path:
     """Write the contents of the lock file to a temporary file, flush it, and return its path."""
     new = path.with_name(f"{path.name}.{me.token}.new")
-    with open(new, "xb") as file:
-        file.write(json.dumps(asdict(me)).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(new, "xb") as file:
+            file.write(json.dumps(asdict(me)).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # on a full disk the file exists, but is empty
+        discard(new)
+        raise
     return new
 
 

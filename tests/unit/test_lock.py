@@ -180,6 +180,19 @@ def test_a_run_killed_while_it_took_a_stale_lock_blocks_no_other(tmp_path: Path)
     assert owner(tmp_path) == "ours" and os.listdir(tmp_path) == ["run.lock"]
 
 
+def test_a_lock_that_a_full_disk_refuses_leaves_no_file(tmp_path: Path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(WriteError, match="No space left"):
+            Lock(tmp_path, "ours").take()
+    assert os.listdir(tmp_path) == []
+    Lock(tmp_path, "ours").take()
+    assert owner(tmp_path) == "ours"
+
+
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[]", b"[" * 9000, b'{"token": "../../x", "process": 1}', b"\xff" * 20_000]
 )
