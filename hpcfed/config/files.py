@@ -86,10 +86,12 @@ def drop_other_method(layers: list[Layer], values: dict[str, Any]) -> list[Layer
     below = at(merge(*(layer.values for layer in layers)), "algorithm.name") or DEFAULT_ALGORITHM
     if at(values, "algorithm.name") in (None, below):
         return layers
-    return [
-        layer._replace(values={k: v for k, v in layer.values.items() if k != "algorithm"})
-        for layer in layers
-    ]
+    return [layer._replace(values=without_algorithm(layer.values)) for layer in layers]
+
+
+def without_algorithm(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values without [algorithm]; a value in place of the table is refused later."""
+    return {k: v for k, v in values.items() if k != "algorithm" or not isinstance(v, dict)}
 
 
 def read_preset(name: str, algorithm: str, data: str = "") -> dict[str, Any]:

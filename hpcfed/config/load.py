@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -18,18 +19,23 @@ from pydantic import ValidationError
 from hpcfed.comm.connect import detect_launcher
 from hpcfed.config.check import check, check_fields
 from hpcfed.config.effects import Effects, Idle
-from hpcfed.config.fields import annotation_of, format_flag_value, read_text, section
+from hpcfed.config.fields import annotation_of, format_flag_value, read_text, section, table_names
 from hpcfed.config.files import (
     DEFAULT_ALGORITHM as DEFAULT_ALGORITHM,
 )
-from hpcfed.config.files import (
-    EMBEDDED,
-    drop_other_method,
-    read,
-    read_preset,
-)
+from hpcfed.config.files import EMBEDDED, drop_other_method, read, read_preset
 from hpcfed.config.job import Job, job_model
-from hpcfed.config.layers import CALL, DEFAULT, PREFIX, STORED, Layer, environment, merge, origin
+from hpcfed.config.layers import (
+    CALL,
+    DEFAULT,
+    PREFIX,
+    STORED,
+    Layer,
+    environment,
+    has,
+    merge,
+    origin,
+)
 from hpcfed.config.methods import ALGORITHMS, with_registered_name
 from hpcfed.config.sections import Data
 from hpcfed.config.validation_messages import explain, no_field, reason
@@ -271,7 +277,38 @@ def layers_of(
     # a stored job already contains its preset, and the values that override it
     lower = [preset, *lower] if override and (named or not resume) else [*lower, preset]
 
-    return Sources([layer for layer in (*upper, *lower) if layer.values], name, only)
+    layers = [layer for layer in (*upper, *lower) if layer.values]
+    refuse_plain_tables(layers)
+    return Sources(layers, name, only)
+
+
+def refuse_plain_tables(layers: Sequence[Layer]) -> None:
+    """Raise ConfigError for values in place of tables: `data = "digits"` instead of [data].
+
+    Merged, such a value would disappear under the table of a higher layer, and hide the tables of
+    lower ones.
+    """
+    wrong = [
+        f"{layer.place(path)}: must be a table, got {value!r:.60}; write {table_with(path, value)}"
+        for layer in layers
+        for path in (name.split(".") for name in ("algorithm", *table_names(Job)))
+        if has(layer.values, path)
+        and not isinstance(value := at(layer.values, ".".join(path)), dict)
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+def table_with(path: Sequence[str], value: Any) -> str:
+    """Return how a table is written: with this value as its name, if it has one."""
+    name, variable = ".".join(path), PREFIX + "__".join(path).upper()
+    if name in ("algorithm", "data") and value and isinstance(value, str):
+        text = shlex.quote(value)
+        return (
+            f"[{name}] name = {json.dumps(value)}, --{name}.name {text} or {variable}__NAME={text}"
+        )
+    fields = f"[{name}] FIELD = ..., --{name}.FIELD or {variable}__FIELD"
+    return f"its fields, as {fields}; they are listed by --help {name}"
 
 
 def spelt(layer: Layer) -> Layer:

@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from hpcfed.config.layers import merge
-from hpcfed.config.load import Given
+from hpcfed.config.layers import CALL, Layer, merge
+from hpcfed.config.load import Given, refuse_plain_tables
 from hpcfed.config.methods import ALGORITHMS, module_of, name_of
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
@@ -128,7 +128,7 @@ def job_of(job: Any) -> tuple[list[Path], dict[str, Any]]:
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields as nested tables: `data.alpha` as alpha of the table data.
 
-    `model` is renamed to its name in a job.
+    `model` is renamed to its name in a job. Raises ConfigError for a value in place of a table.
     """
     job: dict[str, Any] = {}
     for name, value in fields.items():
@@ -140,6 +140,7 @@ def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
             item = {table: item}
         for part in {"algorithm", "data"} & item.keys():
             item[part] = as_table(item[part])
+        refuse_plain_tables([Layer(CALL, plain(item))])  # before other fields hide them
         job = merge(job, item)
     return job
 

@@ -302,6 +302,55 @@ def test_a_mistake_in_the_environment_names_the_variable(monkeypatch):
     )
 
 
+def test_a_value_in_place_of_a_table_is_refused_under_a_table_of_a_higher_layer(
+    job_file, monkeypatch
+):
+    data = job_file('data = "cifar10"\n', "data.toml")
+    method = job_file('algorithm = "fedprox"\n', "method.toml")
+    shift = job_file("data.shift = 3\n", "shift.toml")
+    table = job_file('[data]\nalpha = 0.1\n[algorithm]\nname = "ditto"\n', "table.toml")
+    extending = job_file("extends = ['data.toml']\n[data]\nalpha = 0.1\n", "extending.toml")
+    write = '; write [data] name = "cifar10", --data.name cifar10 or HPCFED_DATA__NAME=cifar10'
+    expected = f"{data}: data: must be a table, got 'cifar10'{write}"
+    for words in ([data], [data, table], [data, "--data.alpha", "0.1"], [extending]):
+        assert message(*words) == expected
+    assert '[algorithm] name = "fedprox"' in message(method, "--algorithm.weighting", "uniform")
+    # its value is not lost with the parameters of the method of table.toml
+    assert message(method, table, "--algorithm.name", "fedavg").startswith(f"{method}: algorithm")
+    assert message(shift, "--data.shift.noise", "0.1").startswith(f"{shift}: data.shift: must be a")
+    both = message(data, method, "--data.alpha", "0.1", "--algorithm.name", "fedavg")
+    assert f"{data}: data: must" in both and f"{method}: algorithm: must" in both
+
+    with monkeypatch.context() as variables:
+        variables.setenv("HPCFED_DATA", "cifar10")
+        assert message(table, "--data.test_share", "0.5") == (
+            f"environment: HPCFED_DATA: must be a table, got 'cifar10'{write}"
+        )
+        assert message(data).count("cifar10'") == 2
+    with monkeypatch.context() as variables:
+        variables.setenv("HPCFED_LOCAL", "0.5")
+        assert message("--local.batch", "8").startswith(
+            "environment: HPCFED_LOCAL: must be a table, got '0.5'; write its fields, as"
+        )
+    with monkeypatch.context() as variables:
+        variables.setenv("HPCFED_DATA", '{"shift": 3}')
+        assert "HPCFED_DATA: must be a table, got 3" in message("--data.shift.noise", "0.1")
+
+
+def test_a_value_in_place_of_a_table_is_refused_in_stored_jobs_presets_and_calls(monkeypatch):
+    flags = ["--local.batch", "8"]
+    with pytest.raises(
+        ConfigError, match="the job stored in runs/a: local: must be a table, got 0.5"
+    ):
+        load(["--resume", "runs/a", *flags], lambda path: {"local": 0.5})
+    with pytest.raises(ConfigError, match="hpcfed.run: local: must be a table, got 0.5"):
+        load([], arguments=Given(fields={"local": 0.5}))
+    with pytest.raises(ConfigError, match="the job: local: must be a table, got 0.5"):
+        load(flags, arguments=Given(job={"local": 0.5}))
+    monkeypatch.setattr("hpcfed.config.load.read_preset", lambda *names: {"local": 0.5})
+    assert message(*flags).startswith("preset paper: local: must be a table, got 0.5")
+
+
 def test_a_mistake_in_an_extended_file_names_that_file(job_file):
     below = job_file("[data]\nalpha = -1.0\n[local]\nepoch = 3\n", "below.toml")
     path = job_file("extends = ['below.toml']\nrounds = 0\n")

@@ -271,6 +271,8 @@ def test_a_folder_that_another_process_takes_over_ends_the_run_but_not_the_inter
         (dict(dry_run=True), "hpcfed run JOB.toml --dry-run"),
         (dict(model=nn.Linear(2, 2)), "is one existing module"),
         (dict(algorithm=3), "algorithm.name = 3: give a name, a class or a function"),
+        ({"local": 0.5, "local.batch": 8}, "hpcfed.run: local: must be a table, got 0.5"),
+        (dict(job={"local": 0.5}, local={"batch": 8}), "local: must be a table, got 0.5"),
         (dict(data=(1, 2, 3)), r"data of 3 parts; give \(x, y\)"),
         (dict(data=([1.0, 2.0], [0, 1])), r"hpcfed.run: data: x_train: shape \[2\]"),
         (dict(data=object()), "data is a object; give"),
