@@ -16,7 +16,6 @@ from hpcfed.storage.fields import at
 
 PRESETS = Path(__file__).parent / "presets"
 EMBEDDED = PRESETS / "default.toml"
-DEFAULT_ALGORITHM = "fedclassavg"
 MOST = 100  # largest number of files that one job file may extend, directly or through others
 
 
@@ -24,7 +23,8 @@ def read(*paths: Path) -> list[Layer]:
     """Return the layers of job files, each after the files that it `extends`; later ones win.
 
     Paths in `extends` are relative to the file. Each file overrides those before it in the same way
-    as the files that it extends: if it names another algorithm, that one's fields do not count.
+    as the files that it extends: if it names another algorithm, the fields of the earlier algorithm
+    do not count.
     """
     layers: list[Layer] = []
     for path in paths:
@@ -82,9 +82,12 @@ def parse(path: Path, by: str) -> dict[str, Any]:
 
 
 def drop_other_method(layers: list[Layer], values: dict[str, Any]) -> list[Layer]:
-    """Return the layers under these values, without [algorithm] if that is another algorithm's."""
-    below = at(merge(*(layer.values for layer in layers)), "algorithm.name") or DEFAULT_ALGORITHM
-    if at(values, "algorithm.name") in (None, below):
+    """Return the layers under these values, without [algorithm] if that is another algorithm's.
+
+    If no layer names an algorithm, their fields are those of the algorithm that the values name.
+    """
+    below = at(merge(*(layer.values for layer in layers)), "algorithm.name")
+    if below is None or at(values, "algorithm.name") in (None, below):
         return layers
     return [layer._replace(values=without_algorithm(layer.values)) for layer in layers]
 

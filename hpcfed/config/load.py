@@ -20,9 +20,6 @@ from hpcfed.comm.connect import detect_launcher
 from hpcfed.config.check import check, check_fields
 from hpcfed.config.effects import Effects, Idle
 from hpcfed.config.fields import annotation_of, format_flag_value, read_text, section, table_names
-from hpcfed.config.files import (
-    DEFAULT_ALGORITHM as DEFAULT_ALGORITHM,
-)
 from hpcfed.config.files import EMBEDDED, drop_other_method, read, read_preset
 from hpcfed.config.job import Job, job_model
 from hpcfed.config.layers import (
@@ -46,6 +43,7 @@ from hpcfed.core.exit_status import WRONG
 from hpcfed.core.registry import find, outside, refuse_import
 from hpcfed.storage.fields import Fields, at, flat, nested
 
+DEFAULT_ALGORITHM = "fedclassavg"
 MODULE = re.compile(r"[\w.]+:\w+")  # the user's own method or model
 MODELS = "--models.mix (models.proxy, models.server)"
 METRICS = "--evaluate.metrics"

@@ -415,6 +415,26 @@ def test_a_later_job_file_of_another_algorithm_leaves_the_earlier_ones_fields_be
     assert (changed.mu, changed.weighting) == (0.25, "uniform")
 
 
+def test_parameters_in_a_file_without_a_method_go_to_the_method_that_is_named(
+    job_file, monkeypatch
+):
+    mix = 'models.mix = ["mlp"]\n'
+    fields = job_file(f"{mix}[algorithm]\nmu = 3\n", "fields.toml")
+    fedprox = job_file('[algorithm]\nname = "fedprox"\n', "fedprox.toml")
+    extending = job_file(
+        "extends = ['fields.toml']\n[algorithm]\nname = \"fedprox\"\n", "extending.toml"
+    )
+    named = [fields, "--algorithm.name", "fedprox"]
+    for words in (named, [fields, fedprox], [extending]):
+        job = load(words)
+        assert job.algorithm.mu == 3 and job.origins()["algorithm.mu"] == fields
+    call = Given(job={"models": {"mix": ["mlp"]}, "algorithm": {"mu": 3}})
+    assert load(named[1:], arguments=call).algorithm.mu == 3
+    assert f"{fields}: algorithm.mu: no field 'mu'" in message(fields, "--algorithm.name", "fedavg")
+    monkeypatch.setenv("HPCFED_ALGORITHM__NAME", "fedprox")
+    assert load([fields]).algorithm.mu == 3
+
+
 def test_a_mistake_in_one_of_several_job_files_names_that_file(job_file):
     base = job_file("rounds = 0\n[data]\nalpha = -1.0\n", "a.toml")
     second = job_file("rounds = -1\n", "b.toml")

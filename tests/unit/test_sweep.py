@@ -229,6 +229,17 @@ def test_all_wrong_values_are_reported_at_once_and_nothing_is_written(tmp_path, 
     assert "in run seed=-1_alpha=0.5; none was started" in err
 
 
+def test_a_parameter_in_a_file_without_a_method_goes_to_all_methods_of_a_sweep(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text('models.mix = ["mlp"]\nalgorithm.weighting = "uniform"\n')
+    swept = define([str(job), "--algorithm.name", "fedavg,fedprox"], tmp_path / "s", 1, "mpirun")
+    assert [run.fields["algorithm.weighting"] for run in swept.runs] == ["uniform"] * 2
+    job.write_text('models.mix = ["mlp"]\nalgorithm.mu = 3\n')
+    with pytest.raises(ConfigError, match="algorithm.mu: no field 'mu'") as error:
+        define([str(job), "--algorithm.name", "fedavg,fedprox"], tmp_path / "s", 1, "mpirun")
+    assert "in run fedavg" in str(error.value) and "as in --ditto.lam" in str(error.value)
+
+
 def test_a_definition_is_read_as_it_was_written(tmp_path):
     sweep = define([*HOMOGENEOUS, "--seed", "0,1"], tmp_path / "s", 2, "srun --mpi=pmix")
     store.write(sweep)

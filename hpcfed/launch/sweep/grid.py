@@ -359,7 +359,7 @@ def load_fields(lines: list[list[str]], called: list[str]) -> list[Fields]:
         message = "\n".join(
             f"{error}\n  in run {name}; none was started" for error, name in wrong.items()
         )
-        if "no field 'algorithm." in message:
+        if re.search(r"no field 'algorithm\.|: algorithm\.\w+: no field", message):
             message += "\n  a field of one method alone has its name, as in --ditto.lam 0.1,1"
         raise ConfigError(message)
     return jobs
