@@ -126,7 +126,7 @@ def test_a_strip_has_the_clients_of_an_architecture_as_they_were_last_evaluated(
         pytest.approx(0.6),
     )
     assert (alexnet.kind, alexnet.accuracy.tolist(), alexnet.mean) == ("alexnet", [0.3], 0.3)
-    with pytest.raises(ConfigError, match=r"no client .* was evaluated.*evaluate\.every"):
+    with pytest.raises(ConfigError, match=r"b: no round has been evaluated yet.*evaluate\.every"):
         clients.numbers([one(tmp_path / "b", [])])
 
 
@@ -348,6 +348,29 @@ def test_a_curve_that_ends_with_its_shortest_seed_has_a_note(tmp_path, figure):
         "FedClassAvg is drawn up to round 1, the last that all 3 seeds have, of up to 3",
     )
     assert FIGURES[figure].load()(runs[:2]).notes == ()
+
+
+@pytest.mark.parametrize("figure", ["curves", "learning", "bytes"])
+def test_a_run_without_an_evaluated_round_is_no_line_of_a_figure_and_a_note_names_it(
+    tmp_path, figure
+):
+    evaluated = one(tmp_path / "a", [row([0.5] * 4, FOUR)], seed=0)
+    other = one(tmp_path / "b", [row([NAN] * 4, FOUR)], algorithm_name="fedprox")
+    drawing = FIGURES[figure].load()([evaluated, other])
+    [note] = drawing.notes
+    assert note.startswith("left out: b: no round has been evaluated yet; evaluate.every says")
+    assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["FedClassAvg"]
+    assert not any("level line" in ax.get_xlabel() for ax in drawing.axes)
+    with pytest.raises(ConfigError, match=f"^{figure}: b: no round has been evaluated yet"):
+        FIGURES[figure].load()([other])
+
+
+def test_clients_of_a_run_without_an_evaluated_round_have_no_place_in_a_figure(tmp_path):
+    evaluated = one(tmp_path / "a", [row([0.5] * 4, FOUR)], seed=0)
+    other = one(tmp_path / "b", [row([NAN] * 4, FOUR)], algorithm_name="fedprox")
+    drawing = clients.figure([evaluated, other])
+    assert drawing.notes[0].startswith("left out: b: no round has been evaluated yet")
+    assert not drawing.legends
 
 
 def test_last_rounds_of_unfinished_seeds_are_left_out_with_a_note(tmp_path):

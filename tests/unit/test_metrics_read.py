@@ -13,8 +13,10 @@ import hpcfed
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.compare import compare
 from hpcfed.report.fairness import gini, jain, worst, worst_tenth
-from hpcfed.report.figures.command import plot
+from hpcfed.report.figures.command import draw, plot
 from hpcfed.report.figures.curves import Curve, y
+from hpcfed.report.figures.registry import FIGURES
+from hpcfed.report.figures.runs import load_runs
 from hpcfed.report.measures import measure
 from hpcfed.report.page import methods
 from hpcfed.report.table import table
@@ -227,6 +229,34 @@ def test_a_metric_that_a_run_has_not_or_a_figure_does_not_show_is_refused(tmp_pa
         plot([path], "phases", metric="f1")
     with pytest.raises(ConfigError, match="give --metric f1"):
         plot([path], "accuracies", metric="f1_pooled")
+
+
+def test_runs_whose_main_metrics_differ_share_no_axis(tmp_path: Path):
+    runs = load_runs([run(tmp_path / name, s) for s, name in enumerate("ab")])
+    runs[1] = runs[1].with_metric("f1")
+    wanted = "the runs' metrics differ: accuracy of a, F1 of b; .*or --metric accuracy, f1"
+    for name in ("curves", "learning", "accuracies"):
+        with pytest.raises(ConfigError, match=f"^{name}: {wanted}"):
+            FIGURES[name].load()(runs)
+    with pytest.raises(ConfigError, match=wanted):
+        draw(runs)  # labels alone are not what was asked for
+    assert isinstance(draw(runs, "all")["curves"], ConfigError)
+    runs[1].record.header["metrics"] = ["mse"]
+    with pytest.raises(ConfigError, match="; give runs of one task$"):
+        FIGURES["curves"].load()(runs)
+
+
+@pytest.mark.parametrize("figure", ["curves", "learning", "accuracies"])
+def test_a_figure_of_a_metric_without_values_says_whether_it_was_recorded(tmp_path: Path, figure):
+    runs = load_runs([run(tmp_path / "run")])
+    for column in ("accuracy_received", "roc_auc"):
+        runs[0].record.columns[f"clients/{column}"] = np.full((3, 2), NAN)
+    wanted = r"accuracy_received was not recorded; .* evaluate\.received = true"
+    with pytest.raises(ConfigError, match=f"^{figure}: run: {wanted}"):
+        draw(runs, figure, metric="accuracy_received")
+    wanted = "roc_auc is undefined for all clients.*; --metric roc_auc_pooled is over"
+    with pytest.raises(ConfigError, match=f"^{figure}: run: {wanted}"):
+        draw(runs, figure, metric="roc_auc")
 
 
 def test_the_page_has_two_lines_a_metric(tmp_path: Path):

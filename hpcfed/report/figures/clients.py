@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.colours import Look
 from hpcfed.report.figures import plotting
-from hpcfed.report.figures.curves import in_words
+from hpcfed.report.figures.curves import common_metric, explain_absence, in_words
 from hpcfed.report.figures.groups import (
     Group,
     by_panel,
@@ -22,7 +22,7 @@ from hpcfed.report.figures.groups import (
     notes,
     without_unfinished,
 )
-from hpcfed.report.figures.runs import short
+from hpcfed.report.figures.runs import left_out, short
 from hpcfed.results.columns import architectures, last
 from hpcfed.results.run import Run
 
@@ -48,20 +48,19 @@ class Strip:
 def numbers(runs: Sequence[Run]) -> list[Strip]:
     """Return the strips, architecture by architecture within each line.
 
-    Unfinished runs of a line that has finished ones are left out.
-    Raises ConfigError if no client was evaluated.
+    Lines without a value are left out, and unfinished runs of a line that has finished ones.
+    Raises ConfigError if no client has a value, or if the runs' metrics differ.
     """
-    all_strips = [strip for group in without_unfinished(groups(runs)) for strip in strips(group)]
-    if runs[0].drawn_metric.endswith("_pooled"):
+    metric = common_metric("accuracies", runs)
+    if metric.endswith("_pooled"):
         raise ConfigError(
-            f"clients: {runs[0].drawn_metric} is of all clients together; "
-            f"give --metric {runs[0].drawn_metric.removesuffix('_pooled')}"
+            f"accuracies: {metric} is of all clients together; "
+            f"give --metric {metric.removesuffix('_pooled')}"
         )
-    if not any(len(strip.accuracy) for strip in all_strips):
-        raise ConfigError(
-            "clients: no client of these runs was evaluated yet; evaluate.every says after which "
-            "rounds"
-        )
+    by_group = [strips(group) for group in without_unfinished(groups(runs))]
+    all_strips = [one for of in by_group if any(len(s.accuracy) for s in of) for one in of]
+    if not all_strips:
+        raise ConfigError(f"accuracies: {runs[0].name}: {explain_absence(runs[0])}")
     return all_strips
 
 
@@ -101,7 +100,12 @@ def figure(runs: Sequence[Run]) -> Figure:
         plotting.head(ax, title)
     if below:
         plotting.below(drawing, list(map(plotting.dot, looks.values())), list(looks))
-    drawing.notes = notes(groups(runs))
+    drawn = {strip.group for strip in all_strips}
+    absent = [g for g in without_unfinished(groups(runs)) if g not in drawn]
+    drawing.notes = (
+        *left_out([run for group in absent for run in group.runs], explain_absence),
+        *notes(groups(runs)),
+    )
     return drawing
 
 

@@ -83,9 +83,9 @@ def draw(
     title: str | None = None,
     fonts: str | None = None,
 ) -> dict[str, plotting.Picture | ConfigError]:
-    """Return figures by name, and the errors of those that were not named but by `all`.
+    """Return figures by name, and the errors of those that were not asked for by name.
 
-    figure: as `plot` takes it.
+    figure: as `plot` takes it; without it, curves are asked for.
     metric: the metric of curves and of clients' dots; default: each run's main one.
     band: over what the bands of curves are, seeds or clients; default: seeds, if there are several.
     size: of each figure, in inches; title: above it; fonts: a family, by name.
@@ -114,7 +114,7 @@ def draw(
                 if inches:
                     plotting.resize(drawing, inches)
         except ConfigError as error:
-            if figure and figure != ALL:
+            if figure != ALL and (figure or name == "curves"):
                 raise
             drawings[name] = error
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any
@@ -13,11 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.wording import join_few
 from hpcfed.report.colours import Look
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.groups import Group, groups, lines_of, unfinished_apart
-from hpcfed.report.figures.runs import short
+from hpcfed.report.figures.runs import left_out, short
 from hpcfed.results.columns import (
+    by_round,
+    evaluated_rounds,
     is_share,
     main_metric,
     metric_by_client,
@@ -140,6 +143,57 @@ def by_line(runs: Sequence[Run]) -> list[Group]:
     return [replace(g, label=f"{g.label}; {g.panel}") if several else g for g in lines]
 
 
+def common_metric(figure: str, runs: Sequence[Run]) -> str:
+    """Return the metric that a figure draws of these runs, as in column names.
+
+    Raises ConfigError if they differ, because one axis shows one metric.
+    """
+    names = list(dict.fromkeys(run.drawn_metric for run in runs))
+    if len(names) == 1:
+        return names[0]
+    examples = [next(run for run in runs if run.drawn_metric == name) for name in names]
+    differing = [f"{title_metric(run.drawn_metric)} of {run.name}" for run in examples]
+    common = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+    option = f", or --metric {', '.join(common)}" if common else ""
+    raise ConfigError(
+        f"{figure}: the runs' metrics differ: {join_few(differing, 4)}; one axis shows one metric; "
+        f"give runs of one task{option}"
+    )
+
+
+def with_values(
+    figure: str, of: Mapping[Group, Curve]
+) -> tuple[dict[Group, Curve], tuple[str, ...]]:
+    """Return the curves that have points, and notes on the runs of the others.
+
+    Raises ConfigError if no curve has any.
+    """
+    drawn = {group: curve for group, curve in of.items() if len(curve.rounds)}
+    absent = [run for group in of if group not in drawn for run in group.runs]
+    if not drawn:
+        raise ConfigError(f"{figure}: {absent[0].name}: {explain_absence(absent[0])}")
+    return drawn, left_out(absent, explain_absence)
+
+
+def explain_absence(run: Run) -> str:
+    """Return why the metric that figures draw has no value for a run, and what to do."""
+    record, name = run.record, run.drawn_metric
+    if np.isfinite(metric_by_client(record, name)).any():
+        return "no evaluated round in common with runs of other seeds"
+    if not len(evaluated_rounds(record)):
+        return "no round has been evaluated yet; evaluate.every says after which rounds"
+    phase = next((end for end in PHASES if name.removesuffix("_pooled").endswith(end)), "")
+    if not len(evaluated_rounds(record, f"clients/{main_metric(record)}{phase}")):
+        return f"{name} was not recorded; run the job with evaluate.{phase[1:]} = true"
+    pooled = f"{name}_pooled"
+    if np.isfinite(by_round(record, pooled)).any():
+        return (
+            f"{name} is undefined for all clients, as with test examples of one class alone; "
+            f"--metric {pooled} is over the test examples of all clients together"
+        )
+    return f"{name} is undefined in all evaluated rounds; choose another metric (--metric)"
+
+
 def cut_notes(all_groups: Iterable[Group]) -> tuple[str, ...]:
     """Return a note for each curve that lacks the last rounds of some of its seeds.
 
@@ -159,12 +213,11 @@ def figure(runs: Sequence[Run]) -> Figure:
     """Draw mean accuracy, or another metric, with a panel for each x axis and a line for each case.
 
     Runs that differ only in their seed are one line. A band shows one standard deviation over
-    seeds or clients. Raises ConfigError if no run has an evaluated round.
+    seeds or clients. Raises ConfigError if no run has a value, or if the runs' metrics differ.
     """
-    of = numbers(runs)
+    metric = common_metric("curves", runs)
+    of, absent = with_values("curves", numbers(runs))
     curves, looks = list(of.values()), lines_of(list(of))
-    if not any(len(curve.rounds) for curve in curves):
-        raise ConfigError("curves: no round has been evaluated yet")
     across = [
         ROUNDS,
         *(
@@ -179,13 +232,13 @@ def figure(runs: Sequence[Run]) -> Figure:
     for ax, axis in zip(axes, across, strict=True):
         lines(ax, axis, curves, list(looks.values()))
     for ax in axes[::2]:
-        ax.set_ylabel(y(len(curves), runs[0].drawn_metric, curves), fontsize=plotting.LETTERS)
+        ax.set_ylabel(y(len(curves), metric, curves), fontsize=plotting.LETTERS)
     if len(runs) > 1:
         plotting.legend(drawing, looks)
     else:
         heading = plotting.plain(short(title(runs[0].record), 100))
         drawing.suptitle(heading, fontsize=plotting.LETTERS)
-    drawing.notes = cut_notes(of)
+    drawing.notes = (*absent, *cut_notes(of))
     return drawing
 
 

@@ -27,17 +27,12 @@ def epochs(runs: Sequence[Run]) -> Figure:
 
     So methods with different work in a round are compared by work.
     """
-    return over(EPOCHS, numbers(runs))
+    return over("learning", EPOCHS, runs)
 
 
 def traffic(runs: Sequence[Run]) -> Figure:
     """Draw accuracy over bytes. Raises ConfigError if nothing was sent."""
-    return over(
-        TRAFFIC,
-        require_axis(
-            "bytes", TRAFFIC, numbers(runs), "no run sent anything; methods that do are needed"
-        ),
-    )
+    return over("bytes", TRAFFIC, runs, "no run sent anything; methods that do are needed")
 
 
 def seconds(runs: Sequence[Run]) -> Figure:
@@ -46,26 +41,25 @@ def seconds(runs: Sequence[Run]) -> Figure:
         "no run recorded virtual time; give runs of which a round is done (the job's [system] "
         "describes devices and network)"
     )
-    return over(SECONDS, require_axis("time", SECONDS, numbers(runs), why))
+    return over("time", SECONDS, runs, why)
 
 
 def epsilon(runs: Sequence[Run]) -> Figure:
     """Draw accuracy over epsilon. Raises ConfigError if no run has an account of privacy."""
     why = "no run has an account of privacy; give runs of jobs with [privacy] and noise"
-    return over(EPSILON, require_axis("epsilon", EPSILON, numbers(runs), why))
+    return over("epsilon", EPSILON, runs, why)
 
 
-def require_axis(
-    name: str, axis: Axis, pairs: list[tuple[Group, Curve]], why: str
-) -> list[tuple[Group, Curve]]:
-    if not any(axis.of(curve).any() for _, curve in pairs):
+def over(name: str, axis: Axis, runs: Sequence[Run], why: str = "") -> Figure:
+    """Draw accuracy over this axis.
+
+    name: of the figure.  why: why it cannot be drawn if the axis of all runs is 0; "" if it can.
+    Raises ConfigError if it cannot, if no run has a value, or if the runs' metrics differ.
+    """
+    metric = curves.common_metric(name, runs)
+    of, absent = curves.with_values(name, dict(numbers(runs)))
+    if why and not any(axis.of(curve).any() for curve in of.values()):
         raise ConfigError(f"{name}: {why}")
-    return pairs
-
-
-def over(axis: Axis, pairs: list[tuple[Group, Curve]]) -> Figure:
-    """Draw accuracy over this axis."""
-    of = dict(pairs)
     panels, looks = by_panel(list(of)), lines_of(list(of))
     width = plotting.COLUMN if len(panels) == 1 else plotting.PAGE
     drawing, axes = plotting.panels(
@@ -81,8 +75,8 @@ def over(axis: Axis, pairs: list[tuple[Group, Curve]]) -> Figure:
         )
         plotting.head(ax, title)
         if not i % min(3, len(panels)):
-            metric = pairs[0][0].runs[0].drawn_metric
             ax.set_ylabel(curves.y(most, metric, list(of.values())), fontsize=plotting.LETTERS)
     plotting.legend(drawing, looks)
-    drawing.notes = curves.cut_notes(curves.by_line([run for group in of for run in group.runs]))
+    cut = curves.cut_notes(curves.by_line([run for group in of for run in group.runs]))
+    drawing.notes = (*absent, *cut)
     return drawing

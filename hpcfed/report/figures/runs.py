@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcfed.core.errors import CheckpointError
@@ -44,11 +44,19 @@ def load_with_notes(
     return runs, left_out([run for run in all_runs if run not in runs])
 
 
-def left_out(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return a note for each reason why these runs are in no figure."""
+def not_final(run: Run) -> str:
+    """Return why a run's last numbers are not final."""
+    return run.absence()[1]
+
+
+def left_out(runs: Sequence[Run], why: Callable[[Run], str] = not_final) -> tuple[str, ...]:
+    """Return a note for each reason why these runs are in no figure.
+
+    why: returns the reason.
+    """
     by_reason: dict[str, list[str]] = {}
     for run in runs:
-        by_reason.setdefault(run.absence()[1], []).append(run.name)
+        by_reason.setdefault(why(run), []).append(run.name)
     return tuple(f"left out: {join_few(names, 4)}: {why}" for why, names in by_reason.items())
 
 
