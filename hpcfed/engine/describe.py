@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hpcfed.algorithms.base import shares_all
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.config.architectures import find
 from hpcfed.core.architecture import Architecture
@@ -62,6 +63,8 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "architectures": list(
             facts.architectures if job.clients <= LISTED else rounds.recorder.kinds
         ),
+        # whether clients receive every tensor of a model
+        "receives_model": shares_all(rounds.algorithm, rounds.fed),
         "faults": list(WHY),  # the meanings of the numbers in clients/fault
         "ranks": rounds.fed.comm.size,
         "placement": placement_of(rounds),

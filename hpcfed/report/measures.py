@@ -358,6 +358,26 @@ def check_group(value: str, records: Iterable[Record | None]) -> None:
         )
 
 
+def of_received_models(received: Measure, metric: str) -> Measure:
+    """Return the measure of received models, without runs whose clients receive no model.
+
+    What such a client would use next is its own model, or its own body with a head. Files that do
+    not say it, and scores after the end, which were taken for this purpose, count.
+    """
+    of, each = received.of, received.each
+    assert each is not None
+
+    def counts(record: Record) -> bool:
+        at_end = f"final/{metric}_received" in record.arrays
+        return at_end or record.header.get("receives_model", True)
+
+    return replace(
+        received,
+        of=lambda record: of(record) if counts(record) else (None, None),
+        each=lambda record: each(record) if counts(record) else {},
+    )
+
+
 @dataclass(frozen=True)
 class View:
     """The number that is shown, and its format.
@@ -411,5 +431,7 @@ def view_of(
         name = value or "accuracy"
     else:
         name = f"{metric} {value}" if value else metric
-    beside = measure("received", metric) if value in (None, "accuracy", "last") else None
+    beside = None
+    if value in (None, "accuracy", "last"):
+        beside = of_received_models(measure("received", metric), metric or "accuracy")
     return View(name, measure(value or "last", metric), deviation, percent, beside)

@@ -32,8 +32,8 @@ from hpcfed.results.run import Run
 
 AS_RECEIVED = ", as received"
 RECEIVED_NOTE = (
-    "as received: the global model that each client receives after the last round, before local "
-    "training"
+    "as received: the model that each client would receive next, after the last round and before "
+    "local training"
 )
 
 

@@ -23,6 +23,7 @@ def run(
     rows: tuple[int, ...] = (0, 1, 2, 3),
     done: int | None = None,
     received: list[float] | None = None,
+    receives_model: bool | None = None,
     **about: object,
 ) -> Path:
     """A run folder of one round with these accuracies of the clients, who hold these rows of the
@@ -30,6 +31,7 @@ def run(
 
     done: rounds that it has, if it has not ended.
     received: accuracies of the models that clients receive, if they were scored.
+    receives_model: whether clients receive all of a model; None: the file does not say.
     """
     folder.mkdir(parents=True)
     header = {
@@ -38,6 +40,8 @@ def run(
         "architectures": ["mlp"] * len(last),
     }
     ended = {"ended": "finished"} if done is None else {}
+    if receives_model is not None:
+        ended |= {"receives_model": receives_model}
     results = Results(folder, header | ended, {"partition": np.array(rows)})
     counts = np.arange(len(last))
     for _ in range(header["job"]["rounds"] if done is None else done):
@@ -366,6 +370,18 @@ def test_rows_as_received_have_numbers_of_clients_of_their_own(tmp_path):
         "means over different numbers of clients, because not all have a value: Local 3 clients, "
         "FedAvg 3 clients, FedAvg, as received 2 clients"
     )
+
+
+def test_a_method_whose_clients_receive_no_model_has_no_row_as_received(tmp_path):
+    def of(name: str, **about: object) -> Path:
+        return run(tmp_path / name, [0.9, 0.7], received=[0.8, 0.6], method=name, **about)
+
+    runs = [of("local", receives_model=False), of("fedavg", receives_model=True), of("moon")]
+    rows = [" ".join(line.split()) for line in lines(table(runs))]
+    received = [row.partition(",")[0] for row in rows if ", as received 0." in row]
+    assert received == ["FedAvg", "MOON"]  # older files do not say it
+    assert any(row.startswith("as received: the model that each client would") for row in rows)
+    assert "0.7000" in table(runs[:1], value="received")
 
 
 def test_with_very_many_clients_only_recorded_ones_are_paired(tmp_path):

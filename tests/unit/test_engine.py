@@ -49,6 +49,13 @@ def test_the_commit_is_that_of_hpcfeds_own_checkout_or_none(tmp_path, monkeypatc
     assert len(find_commit()) == 41  # changed since
 
 
+def test_the_header_says_whether_clients_receive_a_complete_model():
+    for method, complete in (("fedavg", True), ("local", False), ("fedper", False)):
+        rounds = started(method)
+        header = describe.header(rounds.fed.job, world(rounds.fed.job, Serial()), rounds)
+        assert header["receives_model"] == complete, method
+
+
 def test_a_row_holds_every_column_of_clients_ranks_and_round():
     row, raised = started().step(lambda: {"stop": False})
     assert raised == {"stop": False}
