@@ -53,9 +53,9 @@ def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
 
 NAMED = 20  # largest number of natural clients that are listed by name
 LATER = {  # rows that not every run has
-    "received": "global model as received, before local training",
+    "received": "model that each client would receive next",
     "final": "after the method's last step, own models",
-    "final_received": "global model as received after the end",
+    "final_received": "model that each client would receive after the end",
 }
 
 
@@ -302,7 +302,8 @@ def per_rank(seconds: np.ndarray) -> float:
 def render(record: Record) -> Group:
     """Return the facts as a table for `rich.print`."""
     results = facts(record)
-    whose = "evaluated" if "clients/id" in record.columns else "all"
+    scored = results[main_metric(record)]["clients"]
+    whose = "all" if scored == record.header["job"]["clients"] else "evaluated"
     measured = (metric_table(results, whose),) if metrics(record) != ["accuracy"] else ()
     tables = (
         main_table(results, whose, main_metric(record)),
@@ -412,7 +413,9 @@ def main_table(results: dict[str, Any], whose: str, metric: str) -> Table:
         models = "own models" if other["clients"] else "the server's model"
         row = (show(other["mean"]), show(other["std"]), other["clients"] or "")
         cells.append((printable(f"unseen domain {other['domain']}, {models}"), *row))
-    cells.append((f"best round: {top['round']}, selected on test data", show(top["mean"]), "", ""))
+    if top["round"] is not None:
+        best_round = f"best round: {top['round']}, selected on test data"
+        cells.append((best_round, show(top["mean"]), "", ""))
     return table(f"test {title_metric(metric)},>mean,>std,>clients", cells)
 
 

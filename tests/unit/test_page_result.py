@@ -67,6 +67,15 @@ def test_a_difference_over_fewer_seeds_or_clients_than_the_means_says_so(tmp_pat
     assert result(gaps)[1].startswith("Over the seeds and clients that both have it is +0.1000 ")
 
 
+def test_a_mean_is_over_the_clients_that_have_a_value(tmp_path):
+    part = [
+        run(tmp_path / str(seed), values, seed=seed)
+        for seed, values in enumerate(([0.4, np.nan, 0.6], [0.7, np.nan, np.nan]))
+    ]
+    assert ", mean over 2 clients, one seed." in result(part[:1])[0]
+    assert ", mean over 1 to 2 clients and 2 seeds." in result(part)[0]
+
+
 def test_a_single_method_its_clients_and_other_data_have_sentences_of_their_own(tmp_path):
     one = run(tmp_path / "a", [0.5, 0.6, 0.9])
     assert result([one]) == [

@@ -296,9 +296,22 @@ def test_one_client_has_no_deviation(tmp_path):
     record = load(run_of(tmp_path / "run", [row([0.5, NAN, NAN, NAN], [0])]))
     accuracy = summary.facts(record)["accuracy"]
     assert (accuracy["mean"], accuracy["std"], accuracy["clients"]) == (0.5, None, 1)
-    line = next(line for line in drawn_text(record).splitlines() if "all clients" in line)
+    line = next(line for line in drawn_text(record).splitlines() if "evaluated clients" in line)
     assert line.split()[-3:] == ["0.5000", "-", "1"]
     assert measure("last:1").of(record) == (0.5, None)
+
+
+def test_a_summary_says_all_clients_only_if_all_have_a_value_and_names_no_absent_best_round(
+    tmp_path,
+):
+    texts = [
+        drawn_text(load(run_of(tmp_path / f"{i}", [row(values, [0])])))
+        for i, values in enumerate(([0.5] * 4, [0.5, 0.6, NAN, NAN], [NAN] * 4))
+    ]
+    assert ["all clients, last round" in text for text in texts] == [True, False, False]
+    assert ["evaluated clients, last round" in text for text in texts] == [False, True, True]
+    assert ["best round: 1" in text for text in texts] == [True, True, False]
+    assert "best round" not in texts[2]
 
 
 def test_no_word_of_a_csv_file_is_a_formula(tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.wording import count_noun, join_few
+from hpcfed.core.wording import count_noun, count_range, join_few
 from hpcfed.report.cases import ASIDE
 from hpcfed.report.compare import format_signed
 from hpcfed.report.measures import View, view_of
@@ -84,11 +84,14 @@ def amount(one: Method, view: View) -> str:
     return f"{view.number(float(np.mean(numbers)))}{deviation}"
 
 
-def over(one: Method) -> str:
-    """Return over what a result is a mean."""
-    clients = count_noun(a_run(one).fields["clients"], "client")
+def over(one: Method, view: View) -> str:
+    """Return over what a result is a mean: the clients that have a value, and seeds."""
+    assert view.measure.each is not None
+    clients = [len(view.measure.each(run.record)) for run in one.runs.values()]
     seeds = len(one.runs)
-    return f"mean over {clients}" + (f" and {seeds} seeds" if seeds > 1 else ", one seed")
+    return f"mean over {count_range(clients, 'client')}" + (
+        f" and {seeds} seeds" if seeds > 1 else ", one seed"
+    )
 
 
 def lead(ordered: Sequence[Method], title: str, view: View) -> str:
@@ -97,7 +100,7 @@ def lead(ordered: Sequence[Method], title: str, view: View) -> str:
     rest = join_few([f"{one.label} {amount(one, view)}" for one in ordered[1:]], FEW)
     return (
         f"Of {len(ordered)} methods {ordered[0].label} has the {best} {title}: "
-        f"{amount(ordered[0], view)}, {over(ordered[0])}; {rest}."
+        f"{amount(ordered[0], view)}, {over(ordered[0], view)}; {rest}."
     )
 
 
@@ -131,9 +134,8 @@ def verdict(result: Comparison) -> str:
 
 def of_one(one: Method, title: str, view: View) -> list[str]:
     """Return the result of a single method, and that of its clients."""
-    head = f"{one.label} reaches a {title} of {amount(one, view)}, {over(one)}."
-    if view.measure.each is None:
-        return [head]
+    head = f"{one.label} reaches a {title} of {amount(one, view)}, {over(one, view)}."
+    assert view.measure.each is not None
     values = [v for run in one.runs.values() for v in view.measure.each(run.record).values()]
     if len(values) < 2:
         return [head]
