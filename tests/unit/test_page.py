@@ -300,6 +300,20 @@ def test_accuracy_by_architecture_is_the_mean_over_clients_and_then_over_seeds()
     ]
 
 
+def test_by_architecture_each_method_has_its_own_metric_if_those_of_the_runs_differ():
+    runs = [with_job("a", "fedavg", 0), with_job("b", "local", 0)]
+    record = runs[1].record
+    errors = {"clients/mse": 1e6 * record.columns["clients/accuracy"]}
+    header = record.header | {"metrics": ["mse"]}
+    runs[1] = shown("b", replace(record, header=header, columns=record.columns | errors))
+    assert methods.by_architecture(runs, methods.seeds(runs))[:2] == [
+        ["architecture", "fedavg: accuracy", "local: MSE"],
+        ["all clients", "0.7000", "700,000"],
+    ]
+    heads = tables.run_heads(runs, tables.page_metric(runs))
+    assert heads["metric"] == ("metric", "number")  # not decimals of a share
+
+
 def test_runs_with_one_seed_are_not_averaged():
     runs = [with_job("a", "fedavg", 0), with_job("b", "fedavg", 0)]
     assert methods.seeds(runs) == [("fedavg (a)", [0]), ("fedavg (b)", [1])]

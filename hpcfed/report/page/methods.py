@@ -132,18 +132,26 @@ def by_architecture(all_runs: Sequence[Run], groups: Sequence[tuple[str, list[in
     """Return a table of the first metric in the last evaluated round.
 
     It has a line for each architecture and a column for each method: mean over clients, then mean
-    over seeds ± sample standard deviation over seeds.
+    over seeds ± sample standard deviation over seeds. If the runs' first metrics differ, each head
+    names that of its column.
     """
     means = [[architecture_means(all_runs[i].record) for i in places] for _, places in groups]
     kinds = list(dict.fromkeys(kind for runs in means for run in runs for kind in run))
     kinds = [ALL, *(kind for kind in kinds if kind != ALL)]
     if len(kinds) == 2:  # one architecture: the same numbers twice
         kinds = [ALL]
-    head = ["architecture", *(label for label, _ in groups)]
-    mains = {run.main_metric for run in all_runs}
-    metric = mains.pop() if len(mains) == 1 else "accuracy"
+    mains = [all_runs[places[0]].main_metric for _, places in groups]  # one for seeds of a method
+    labels = [label for label, _ in groups]
+    if len(set(mains)) > 1:
+        labels = [
+            f"{label}: {title_metric(name)}" for label, name in zip(labels, mains, strict=True)
+        ]
+    head = ["architecture", *labels]
     cells = [
-        [over_seeds([run[kind] for run in runs if kind in run], metric) for runs in means]
+        [
+            over_seeds([run[kind] for run in runs if kind in run], name)
+            for runs, name in zip(means, mains, strict=True)
+        ]
         for kind in kinds
     ]
     return [head, *([kind, *row] for kind, row in zip(kinds, cells, strict=True))]

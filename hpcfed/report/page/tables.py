@@ -79,7 +79,7 @@ def heads(columns: dict[str, tuple[str, str]], metric: str) -> dict[str, tuple[s
 
 def kind_of(metric: str) -> str:
     """Return how a metric is shown."""
-    return "share" if is_share(metric) else "number"
+    return "share" if is_share(metric) and metric != MIXED else "number"
 
 
 def further_metrics(runs: Sequence[Run]) -> list[str]:
