@@ -208,11 +208,12 @@ class EventQueue:
         return int(g.integers(1, most + 1)) if g.random() < local.stragglers else most
 
     def advance(self, reports: int, failed: Collection[tuple[int, int]] = ()) -> list[Ended]:
-        """Advance virtual time until this many jobs have reported, and return the events.
+        """Advance virtual time until this many jobs have reported or failed; return the events.
 
         Jobs end in the order (time, client). A job that ends exactly at a deadline is in time.
 
-        failed: (client, number) of jobs that do not report because their client fails.
+        failed: (client, number) of jobs that do not report because their client fails. They count,
+        or a round in which all clients fail would never end.
         """
         ended = []
         while reports:
@@ -224,7 +225,7 @@ class EventQueue:
                 job = self.going.pop(heapq.heappop(self._ends)[1])
                 if (job.client, job.number) in failed:
                     job = replace(job, failed=True)
-                self.now, reports = job.finish, reports - job.reports
+                self.now, reports = job.finish, reports - (job.reports or job.failed)
                 decision = self.coordinator.end(job)
                 if decision.group:
                     job = replace(job, group=decision.group)

@@ -242,8 +242,7 @@ class Rounds:
             try:
                 with stop_together(fed.comm), fed.seeded("round", t):
                     opened = self._open(t)
-                    # edges without clients in this round are aggregated, and noise is added, too
-                    if opened.cohort or fed.edges or (fed.rule and fed.rule.empty_cohorts):
+                    if opened.cohort or self._works_without_cohort:
                         with fed.store.undo_log.set_recording():
                             self.state = self._round(opened)
                             self.schedule.report(opened.cohort)
@@ -254,6 +253,17 @@ class Rounds:
             except Stopped:
                 self._undo(*before)
                 raise
+
+    @property
+    def _works_without_cohort(self) -> bool:
+        """Whether a round in which no client reports is more than virtual time.
+
+        Edges are aggregated, noise is added, and in virtual time jobs end and others start.
+        """
+        fed = self.fed
+        return bool(
+            fed.edges or (fed.rule and fed.rule.empty_cohorts) or self.algorithm.in_virtual_time
+        )
 
     def _round(self, opened: Opened) -> State:
         """Do the method's round, and return the new state; collective.

@@ -13,11 +13,13 @@ from hpcfed.core.errors import ConfigError, DataError, DivergedError
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import Tally
 from hpcfed.engine import evaluation
+from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.replay_log import WHY, Entry, Turn
 from hpcfed.federation.upload import Upload
 from hpcfed.machine import error_messages
 from hpcfed.machine.heartbeat import Stopped
+from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -211,6 +213,39 @@ def test_a_round_that_all_clients_leave_changes_nothing_and_is_said(capsys):
     assert toy.differences(rounds.state, before) == []
     assert row["clients/lost"].all() and not row["clients/up"].any() and rounds.t == 1
     assert "round 1: all clients that took part have failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["fedasync", "fedbuff", "fedcompass", "swift"])
+def test_a_round_in_virtual_time_ends_though_each_job_fails(method: str, capsys, tmp_path):
+    job = toy.job(method, "--models.mix", "mlp", *DROP)
+
+    def run(comm, resume=None):
+        """A round in which all jobs fail, and a second one in which none does."""
+        rounds = toy.start(comm, job)
+        work = rounds.fed.run
+        if resume is None:
+
+            def diverge(client):
+                raise DivergedError("nan")
+
+            rounds.fed.run = lambda ks, _, **more: work(ks, diverge, **more)
+            before = rounds.state
+            row = rounds.step()[0]
+            assert toy.differences(rounds.state, before) == [] and rounds.t == 1
+            assert not row["clients/reports"].any() and not row["clients/up"].any()
+            assert row["clients/lost"].any() and row["clients/down"].any()
+            assert (row["clients/fault"] > 0).tolist() == (row["clients/lost"] > 0).tolist()
+            rounds.fed.run = work
+            saving.save(rounds, tmp_path / str(comm.size))
+        else:
+            restore(rounds, resume)
+        return toy.outcome(rounds, [rounds.step()[0]])
+
+    want = run(Serial())
+    assert "round 1: all clients that took part have failed" in capsys.readouterr().err
+    assert want.column("reports").any() and not want.column("fault").any()
+    for got in (*spmd(3, run), run(Serial(), tmp_path / "3")):
+        assert toy.differences(got, want) == []
 
 
 def test_without_drop_the_run_ends_and_the_message_names_client_and_batch():
