@@ -192,10 +192,10 @@ class Events:
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
         """Return the record's columns about the round's jobs; their time has passed in `begin`."""
         counts = Counter(job.client for job in self._jobs() if job.reports)
-        lost = {job.client for job in self._jobs() if not job.reports}
+        lost = Counter(job.client for job in self._jobs() if not job.reports)
         return {
             "clients/reports": np.array([counts[k] for k in ids.tolist()]),
-            "clients/lost": np.isin(ids, list(lost)),
+            "clients/lost": np.array([lost[k] for k in ids.tolist()]),
             **self._stale_reports(ids),
             **(self.edges.traffic() if self.edges else {}),
         }

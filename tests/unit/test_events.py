@@ -28,6 +28,8 @@ from hpcfed.engine.event_queue import EventQueue, Free
 from hpcfed.engine.events import Events
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.upload import Upload
+from hpcfed.results.summary import traffic
+from hpcfed.storage.record import Record
 from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
@@ -217,6 +219,17 @@ def test_a_far_faster_client_reports_several_times_in_a_round_and_is_computed_on
         assert (want.column("examples") == reports * sizes).all()
         for got in spmd(3, lambda comm, job=job: toy.run(comm, job)):
             assert toy.differences(got, want) == []
+
+
+def test_each_loss_of_a_client_counts_though_it_is_lost_several_times_in_a_round():
+    """A message has one size, so each download per job has it."""
+    job = toy.job("fedasync", "--models.mix", "mlp", "--system.dropout", "0.8", "--rounds", "2")
+    outcome = toy.run(Serial(), job)
+    assert outcome.column("lost").max() > 1
+    columns = {f"clients/{n}": outcome.column(n) for n in ("reports", "lost", "down", "up")}
+    bytes_ = toy.start(Serial(), job).fed.initial().nbytes
+    about = traffic(Record({"architectures": ["mlp"] * 6}, {}, columns, 2))
+    assert about["down_per_client_round"] == about["up_per_client_round"] == bytes_
 
 
 def test_a_client_that_is_reached_late_gets_the_model_of_that_time(
