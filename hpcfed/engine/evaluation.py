@@ -41,6 +41,7 @@ class Evaluation:
     for all test examples, nan if there are several.
     stale: [K], whether a client has trained since its last score.
     cohort: ids of this rank's clients in the round's cohort.
+    last_cohort: the cohort of the last evaluated round.
     metrics: metrics beyond the main one, and those of all clients' answers together.
     attackers: clients that attack the others.
     """
@@ -50,6 +51,7 @@ class Evaluation:
         self.scores, self.stale = np.full((fed.K, 3), np.nan), np.ones(fed.K, dtype=bool)
         self.metrics = Metrics(fed)
         self.cohort: set[int] = set()
+        self.last_cohort: list[int] = []
         self.attackers = attackers(fed.job)
         self._t = 0
         # called with each client whose model has been adapted
@@ -167,7 +169,8 @@ class Evaluation:
     ) -> Row:
         """Return all clients' scores, own and received, after the method has finished; collective.
 
-        The clients are those that are evaluated; if they are not all, `clients` has their numbers.
+        The clients are those that the last evaluated round evaluated; if they are not all,
+        `clients` has their numbers. {} if there are none.
         t: number of rounds done.
         received_only: return no scores of the clients' own models, which are those of the round.
         adapt: (fed, client, last round); adapts the model with which a client predicts, before it
@@ -176,7 +179,7 @@ class Evaluation:
         self._t = t
         personal: Scores = {}
         received: Scores = {}
-        for client in self._mine(self.clients_to_evaluate(self.fed.sample(t - 1))):
+        for client in self._mine(self.clients_to_evaluate(self.last_cohort)):
             if adapt:
                 personal[client.id] = self._adapted(client, state, adapt)
             elif not received_only:
@@ -192,6 +195,8 @@ class Evaluation:
         every = self.fed.comm.gather(
             {k: [value for scores in phases.values() for value in scores[k][:3]] for k in received}
         )
+        if not every:
+            return {}
         table = np.array(list(every.values()), dtype=float)  # [n, 3 per phase]
         main = self.fed.task.main
         names = [f"{name}{phase}" for phase in phases for name in (main, "loss", "one_class")]

@@ -412,6 +412,7 @@ class Rounds:
         evaluation.update(record.ids, record.columns)
         self.balance.measure(record.ids, record.columns)
         if due:
+            evaluation.last_cohort = cohort
             evaluation.fill_in(record.ids, record.columns)
         row = self.recorder.row(record, cohort, failures)
         row |= evaluation.rows_elsewhere(record.ids, unseen, attacked)

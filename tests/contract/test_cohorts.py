@@ -57,6 +57,40 @@ def test_another_choice_is_another_cohort(by: str):
     assert (chosen != usual).any() and (chosen.sum(1) == 3).all()
 
 
+@pytest.mark.parametrize(
+    "method, flags",
+    [
+        ("fedavg", ("--selection.by", "power-of-choice")),
+        ("fedavg", ("--system.dropout", "0.7")),
+        ("fedprox", ("--algorithm.sampling", "size", "--algorithm.weighting", "uniform")),
+        ("fedasync", ()),
+    ],
+)
+def test_the_scores_after_the_end_are_of_the_clients_evaluated_in_the_last_round(
+    method: str, flags: tuple[str, ...], tmp_path: Path
+):
+    """If a round's cohort is evaluated; also of a run that is resumed at its end."""
+    cohort = ("--evaluate.clients", "cohort", "--evaluate.received", "false", "--rounds", "2")
+    job = toy.job(method, *MLP, *flags, *cohort)
+    ended, resumed = toy.start(Serial(), job), toy.start(Serial(), job)
+    ended.step()
+    row, _ = ended.step()
+    saving.save(ended, tmp_path)
+    restore(resumed, tmp_path)
+    evaluated = np.flatnonzero(row["clients/cohort"]).tolist()
+    final = ended.finish()
+    assert final["clients"].tolist() == evaluated
+    assert toy.differences(resumed.finish(), final) == []
+
+
+def test_a_run_whose_last_round_has_no_client_has_no_scores_after_the_end():
+    cohort = ("--evaluate.clients", "cohort", "--evaluate.received", "false")
+    late = ("--system.dropout", "0.99", "--rounds", "1")
+    rounds = toy.start(Serial(), toy.job("fedavg", *MLP, *cohort, *late))
+    row, _ = rounds.step()
+    assert not row["clients/cohort"].any() and rounds.finish() == {}
+
+
 @pytest.mark.parametrize("by", ["power-of-choice", "oort"])
 def test_a_loss_that_is_reported_counts_as_four_bytes(by: str):
     job = toy.job("fedavg", *MLP, "--selection.by", by)

@@ -91,6 +91,7 @@ def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
         yield "state", to_tree(rounds.state)
         evaluation = rounds.evaluation
         last = {"last": evaluation.scores, "stale": evaluation.stale}
+        last |= {"cohort": np.array(evaluation.last_cohort, np.int64)}
         last |= {"seconds": rounds.balance.seconds} | rounds.early_stop.to_tree()
         yield "scores", last | evaluation.metrics.to_tree()
         yield "time", rounds.schedule.to_tree()
@@ -180,6 +181,8 @@ def take_shared(rounds: Rounds, shared: Shared) -> None:
     rounds.evaluation.scores, rounds.evaluation.stale, rounds.balance.seconds = (
         np.array(scores[n]) for n in ("last", "stale", "seconds")
     )
+    # checkpoints of earlier versions have no cohort
+    rounds.evaluation.last_cohort = np.asarray(scores.get("cohort", [])).tolist()
     rounds.evaluation.metrics.from_tree(scores)
     rounds.early_stop.from_tree(scores)
     rounds.schedule.from_tree(shared.time)
