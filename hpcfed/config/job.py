@@ -128,8 +128,8 @@ class Job(Limited):
     force: bool = False
     """Take the output folder from a run on another machine that gives no sign of life."""
     own_changed: bool = False
-    """Resume although the data, or the code of your own method or model, have changed since the run
-    started.
+    """Resume although the data, a file of [system] or [edges], or the code of your own method or
+    model have changed since the run started.
     """
     dry_run: bool = False
     """Check the job and print it with placement, memory and traffic, without running it."""

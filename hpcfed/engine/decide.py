@@ -126,7 +126,13 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
 
     costs = {kind: cost(kind, shape, classes, d, data.vocabulary) for kind in kinds}
     adds = {kind: work(kind, shape, classes, d, data.vocabulary).multiply_adds for kind in kinds}
+    devices = draw_profiles(job, 3.0 * np.maximum(1, per_client(adds, architectures)))
+    edge_map = None
+    if job.edges.number:
+        edge_map = edges.make_map(job.edges, edges.assign(job.edges, job.clients))
+    files = changed_data.file_digests(job, devices, edge_map)
     if header:
+        changes += changed_data.check_files(job, run, header, files)
         changes += changed_code.check(job, run, header)
     decided = World(
         data,
@@ -135,14 +141,12 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         public,
         architectures,
         per_client(costs, architectures) * partition.sizes,
-        draw_profiles(job, 3.0 * np.maximum(1, per_client(adds, architectures))),
+        devices,
         metrics,
         run,
         client_modalities,
         held_out,
-        edges.make_map(job.edges, edges.assign(job.edges, job.clients))
-        if job.edges.number
-        else None,
+        edge_map,
         checksums,
         folder.run_id(run) if job.resume else "",
         shift=job.shift,
@@ -150,6 +154,7 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         unseen=unseen_rows(job, data),
         edge_cases=edge_cases.read(job, data),
         data_digests=digests,
+        file_digests=files,
     )
     hints = rehearse(job, decided)
     return replace(

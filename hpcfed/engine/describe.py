@@ -70,6 +70,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "placement": placement_of(rounds),
         "own": digests(changed_code.names_of(job)),
         "data_digests": dict(facts.data_digests),
+        "file_digests": dict(facts.file_digests),
         "versions": versions(),
         "commit": commit(),
         "hardware": hardware(rounds.fed),

@@ -50,6 +50,7 @@ class World:
     unseen: rows of the test split in the domain on which no client trains; None: there is none.
     edge_cases: images of an attack that no client has; None: there is no such attack.
     data_digests: of the examples, by array; a changed one is noticed when the run is resumed.
+    file_digests: the same of the files of [system] and [edges], by the field that names the file.
     warnings: about job and data, one line each.
     """
 
@@ -73,6 +74,7 @@ class World:
     unseen: np.ndarray | None = None
     edge_cases: EdgeCases | None = None
     data_digests: Mapping[str, str] = field(default_factory=dict)
+    file_digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -169,6 +171,7 @@ class World:
             "unseen": self.unseen,
             "edge_cases": self.edge_cases and list(self.edge_cases),
             "data_digests": dict(self.data_digests),
+            "file_digests": dict(self.file_digests),
             "warnings": self.warnings,
         }
 

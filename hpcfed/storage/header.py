@@ -87,6 +87,7 @@ class Past(Table):
     commit: Text = ""
     own: dict[str, Text] = {}  # digests of the code of users' methods and models
     data_digests: dict[str, Text] = {}
+    file_digests: dict[str, Text] = {}
     hardware: dict[str, Any] | Text = {}
     slurm_job: Text = ""
 

@@ -38,6 +38,7 @@ FINAL = "final"  # arrays of a method's final step
 PAST = (
     "own",
     "data_digests",
+    "file_digests",
     "versions",
     "commit",
     "hardware",

@@ -61,3 +61,50 @@ def test_changed_data_are_refused_on_resume_unless_the_job_accepts_it(
     assert "own.npz have changed since r began (train x)" in capsys.readouterr().err
     assert len(go_on(4, X[::-1])) == 4
     assert "the data own have changed between or within the runs" in str(table([Path("r")]))
+
+
+FILES = {  # a file by the field that names it, as it was, as it is later, and what goes with it
+    "system.file": (
+        "client,speed,bandwidth,latency,availability\n0,1e9,1e6,0,1\n1,1e9,1e6,0,1\n",
+        "client,speed,bandwidth,latency,availability\n0,1e9,1e6,0,1\n1,1e9,1e6,7,1\n",
+        {"system.distribution": "file"},
+    ),
+    "system.measured": (
+        "client,seconds,examples\n0,1,10\n",
+        "client,seconds,examples\n0,2,10\n",
+        {"system.distribution": "measured"},
+    ),
+    "system.trace": (
+        "client,time,available,speed\n0,0,1,1e9\n",
+        "client,time,available,speed\n0,0,1,1e9\n0,9,1,1e8\n",
+        {},
+    ),
+    "edges.file": ("client,edge\n0,0\n1,1\n", "client,edge\n0,1\n1,1\n", {"edges.number": 2}),
+}
+
+
+@pytest.mark.parametrize("field", FILES)
+def test_a_changed_file_of_the_system_or_of_edges_is_refused_on_resume(
+    field: str, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    before, after, more = FILES[field]
+    job = {"models.mix": ["mlp"], "models.d": 8, "data.name": "own.npz", "quiet": True}
+    job |= {"evaluate.every": 9, field: "file.csv", **more}
+    np.savez("own.npz", **ARRAYS)
+
+    def go_on(rounds: int, text: str, **more: object) -> hpcfed.Run:
+        Path("file.csv").write_text(text)
+        more = {"algorithm": "fedavg", "clients": 2, "out": "r", "resume": True} | more
+        return hpcfed.run(job, rounds=rounds, **more)
+
+    go_on(1, before)
+    head, *lines = before.splitlines()
+    go_on(2, "\n".join([head, *reversed(lines), ""]))  # which says the same
+    with pytest.raises(ConfigError, match=f"{field}: file.csv has changed since r began, so"):
+        go_on(3, after)
+    with pytest.raises(CheckpointError, match="is of another job:\n *system.dropout: 0.5"):
+        go_on(3, after, **{"system.dropout": 0.5})
+    assert len(go_on(3, after, own_changed=True)) == 3
+    assert f"{field}: file.csv has changed since r began" in capsys.readouterr().err
+    assert len(go_on(4, after)) == 4
