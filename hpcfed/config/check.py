@@ -19,6 +19,7 @@ from hpcfed.config.methods import ALGORITHMS
 from hpcfed.config.privacy import refusals
 from hpcfed.config.secure import check_secure
 from hpcfed.core.errors import ConfigError, unknown
+from hpcfed.core.wording import count_noun
 from hpcfed.tasks import METRICS, custom
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_defence(job)
     if not stored:
         refuse_idle_fields(job)
+        check_edge_rounds(job)
 
 
 def check_fields(job: Job) -> None:
@@ -323,6 +325,19 @@ def check_edges(job: Job) -> None:
         f"clients, so there is nothing that edge servers could add up; remove [edges], or take "
         f"a method that does, as fedavg"
     )
+
+
+def check_edge_rounds(job: Job) -> None:
+    """Raise ConfigError if the job ends before the server aggregates the edges for the first time.
+
+    A run that exists may continue, for more rounds.
+    """
+    if job.edges.number and job.edges.rounds > job.rounds:
+        raise ConfigError(
+            f"edges.rounds = {job.edges.rounds}: the job has {count_noun(job.rounds, 'round')}, so "
+            f"that the server would never aggregate the edges, and its model would stay at its "
+            f"initial weights; set edges.rounds to at most {job.rounds}, or more rounds"
+        )
 
 
 def check_method(job: Job) -> None:

@@ -160,6 +160,14 @@ def odd_settings(job: Job) -> list[str]:
             f"{how} without models.weights: what is not trained of {random[0]} stays at its random "
             f"initial values"
         )
+    left = job.rounds % job.edges.rounds if job.edges.number else 0
+    if left:
+        last = "last round" if left == 1 else f"last {left} rounds"
+        lines.append(
+            f"edges.rounds = {job.edges.rounds}: the server does not aggregate the work of the "
+            f"{last} of {job.rounds}, and its model is that of round {job.rounds - left}; set "
+            f"rounds to a multiple of edges.rounds"
+        )
     privacy, K = job.privacy, job.clients
     if privacy.has_noise and privacy.by != "examples" and privacy.delta * K >= 1:
         lines.append(

@@ -14,6 +14,7 @@ from hpcfed.config.edges import Edges
 from hpcfed.core.errors import ConfigError, DataError, DivergedError
 from hpcfed.engine import dryrun
 from hpcfed.engine.decide import world
+from hpcfed.engine.job_warnings import odd_settings
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.exchange import Exchange
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
@@ -174,7 +175,7 @@ def test_asynchronous_clients_do_not_wait_for_an_edge_without_models():
 
 
 def test_a_client_is_evaluated_and_saved_with_the_model_of_its_edge(tmp_path: Path):
-    flags = (*THREE, "--edges.rounds", "4", "--models.mix", "mlp", "--participation", "1")
+    flags = (*THREE, "--edges.rounds", "4", *MLP, "--participation", "1")
     run = models.saved_run(tmp_path / "run", "fedavg", *flags, rounds=3)
     record = models.load(run)
     assert record.arrays["edges"].tolist() == [0, 1, 2, 0, 1, 2]
@@ -228,6 +229,7 @@ def test_a_client_that_fails_leaves_its_edge_as_it_leaves_the_server(monkeypatch
         (("fedavg", "--edges.number", "7"), "edges.number = 7: there are 6 clients"),
         (("fedavg", *THREE, "--edges.clients", "0,1"), "names the edge of 2 clients, the job has"),
         (("fedopt", *THREE, "--edges.rounds", "2"), "set edges.rounds = 1"),
+        (("fedavg", *THREE, "--edges.rounds", "5"), "rounds = 5: the job has 4 rounds, so that"),
         (("fedproto", *THREE), "fedproto does not average one model of all clients"),
         (("fedcompass", *THREE), "fedcompass does not average one model of all clients"),
         (("swift", *THREE), "swift does not average one model of all clients"),
@@ -239,6 +241,16 @@ def test_a_client_that_fails_leaves_its_edge_as_it_leaves_the_server(monkeypatch
 def test_edges_without_effect_or_sense_are_refused(flags: tuple[str, ...], message: str):
     with pytest.raises(ConfigError, match=message):
         toy.job(*flags, *MLP)
+
+
+def test_work_of_the_last_rounds_that_the_server_does_not_aggregate_is_said():
+    def said(rounds: int) -> list[str]:
+        job = toy.job("fedavg", *MLP, *THREE, "--edges.rounds", "2", "--rounds", str(rounds))
+        return [line for line in odd_settings(job) if line.startswith("edges.rounds")]
+
+    assert said(4) == []
+    (line,) = said(5)
+    assert "of the last round of 5" in line and "its model is that of round 4" in line
 
 
 def test_edges_serve_events_unless_a_coordinator_decides_for_all_clients_together():
