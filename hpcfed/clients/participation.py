@@ -110,6 +110,14 @@ class Draws:
                 result.reports.append(k)
         return result
 
+    def least_seconds(self, k: int, keep: bool, bytes_: tuple[int, int]) -> float:
+        """Return the virtual seconds without which client k cannot report.
+
+        keep: partial work counts, so that one epoch (or step) is enough; otherwise all its work.
+        bytes_: announced, down and up.
+        """
+        return self.profiles.seconds(k, self.examples(k, 1 if keep else self.full), *bytes_)
+
     def fits(self, k: int, amount: int, bytes_: tuple[int, int]) -> int:
         """Return how many of these epochs or steps client k completes before the deadline.
 

@@ -11,16 +11,20 @@ from hpcfed.algorithms.base import is_plain
 from hpcfed.config.architectures import find
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.core.wording import join_few
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout
+from hpcfed.storage.columns import LISTED
 from hpcfed.tasks.classification import Classification
 from hpcfed.training.batches import policy as augmentation
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.data.dataset import DataSet
+    from hpcfed.federation.federation import Federation
+
+FEW = 8  # clients that a warning names
 
 
 def check_views(job: Job, data: DataSet) -> None:
@@ -216,3 +220,35 @@ def check_finetuning(job: Job, kinds: list[str], data: DataSet) -> tuple[dict[st
                     f"more, or remove models.train and models.lora"
                 )
     return finetuning.sums(), warnings
+
+
+def check_deadline(fed: Federation) -> None:
+    """Warn if clients can never meet the job's deadline, whatever is drawn.
+
+    With a trace speeds change, and nothing is known. Of more than LISTED clients the first are
+    asked. Raises ConfigError, on all ranks, if no client can meet it.
+    """
+    draws, deadline = fed.participants.draws, fed.job.system.deadline
+    if deadline is None or fed.participants.profiles.trace:
+        return
+    asked = min(fed.K, LISTED)
+    keep = fed.job.algorithm.keeps_stragglers
+    announced = fed.participants.announced
+    seconds = np.array([draws.least_seconds(k, keep, announced(k)) for k in range(asked)])
+    late = np.flatnonzero(seconds > deadline)
+    if not len(late):
+        return
+    if len(late) == fed.K:
+        error = ConfigError(
+            f"no client can meet system.deadline = {deadline:g}: the fastest needs "
+            f"{seconds.min():.3g} s for download, work and upload, so that nothing would be "
+            f"trained; set a later deadline"
+        )
+        raise everywhere(error)
+    of = f"{asked:,}" if asked == fed.K else f"the first {asked:,}"
+    least, most = (f"{value:.3g}" for value in (seconds[late].min(), seconds.max()))
+    need = most if least == most else f"{least} to {most}"
+    fed.warnings.say(
+        f"{len(late):,} of {of} clients can never meet system.deadline = {deadline:g} (client "
+        f"{join_few(late.tolist(), FEW)}): they need {need} s for download, work and upload"
+    )

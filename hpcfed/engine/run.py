@@ -16,6 +16,7 @@ from hpcfed.data.partition_file import Partition, check_seal
 from hpcfed.engine import describe, dryrun, memory_check
 from hpcfed.engine.adapted import keep_adapted
 from hpcfed.engine.calibration import calibrate
+from hpcfed.engine.checks import check_deadline
 from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
 from hpcfed.engine.loop import Loop
@@ -72,6 +73,7 @@ def attempt(course: Course, comm: Comm) -> int:
             fed.warnings.say(f"log.energy: {fed.clock.meter.why}")
     warn(fed, decided)
     check_privacy(fed)
+    check_deadline(fed)
     if folder is None:
         open_account(fed)
         if comm.rank == 0:

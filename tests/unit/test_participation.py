@@ -10,8 +10,10 @@ from hpcfed.clients.profiles import Profiles
 from hpcfed.comm import Serial
 from hpcfed.config.sections import Local
 from hpcfed.config.system import System
+from hpcfed.core.errors import ConfigError
 from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.run import run_here
 from tests import saving
 from tests.contract import toy
 from tests.threads import spmd
@@ -75,6 +77,37 @@ def test_if_partial_work_counts_late_clients_do_the_epochs_that_fit():
     assert (outcome.reports, outcome.partial, outcome.lost) == ([0, 1], {0: 2}, {})  # 7.5 s
     none = draws(deadline=5.4).outcome(0, [0, 1], {}, True, lambda k: TRAFFIC)
     assert none.reports == [1] and none.lost == {0: pytest.approx(29)}  # not even one epoch fits
+
+
+def test_the_least_time_of_a_client_is_what_it_must_do_to_report():
+    """All its work, or where partial work counts the first epoch."""
+    least = [[draws().least_seconds(k, keep, TRAFFIC) for k in (0, 1)] for keep in (False, True)]
+    assert least == [[pytest.approx(9.5), pytest.approx(4.1)], [5.5, pytest.approx(3.7)]]
+
+
+@pytest.mark.parametrize("dry", ["--dry_run", "--quiet"])
+def test_a_deadline_that_clients_never_meet_is_said_at_the_start_or_refused(
+    dry: str, tmp_path, capsys
+):
+    path = tmp_path / "p.csv"
+    lines = [f"{k},1e12,1e12,{float(k)},1" for k in range(6)]  # client k takes k seconds
+    path.write_text("\n".join(["client,speed,bandwidth,latency,availability", *lines]))
+    words = ("--models.mix", "mlp", "--rounds", "1", "--out", str(tmp_path / "run"), dry, "true")
+    words += ("--system.distribution", "file", "--system.file", str(path), "--overwrite", "true")
+
+    def start(*flags: str) -> str:
+        assert run_here(toy.job("fedavg", *words, *flags), Serial()) == (0, None)
+        return capsys.readouterr().err
+
+    line = "2 of 6 clients can never meet system.deadline = 3.5 (client 4, 5): they need 4 to 5 s"
+    assert line in start("--system.deadline", "3.5")
+    assert "deadline" not in start("--system.deadline", "5.5")
+    path.write_text(path.read_text().replace("0,1e12,1e12,0.0", "0,1e12,1e12,2"))
+    with pytest.raises(ConfigError, match="no client can meet system.deadline = 0.5: the fastest"):
+        start("--system.deadline", "0.5")
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,time,available,speed\n0,0,1,1e12\n")  # speeds change over time
+    assert "never meet" not in start("--system.deadline", "0.5", "--system.trace", str(trace))
 
 
 def test_drop_outs_have_the_probability_that_is_set_and_stop_anywhere():
