@@ -110,27 +110,32 @@ def more_facts(record: Record) -> dict[str, Any]:
 def energy(record: Record) -> dict[str, Any]:
     """Return the joules of all ranks by phase and in sum, and what they mean in CO2.
 
-    They are None if no rank could read a counter.
+    rounds: number of rounds with a value, whose joules those of the phases are. If they are not all
+    rounds, the sum and its CO2 are None; if there are none, the phases are None too.
     """
     log = record.header["job"]["log"]
     joules = {phase: column(record, f"ranks/joules_{phase}") for phase in (*PHASES, OTHER)}
-    measured = any(np.isfinite(values).any() for values in joules.values())
-    total = float(sum(np.nansum(values) for values in joules.values())) if measured else None
+    rounds = int(np.any([np.isfinite(v).any(1) for v in joules.values()], axis=0).sum())
+    complete = rounds == record.rounds > 0
+    total = float(sum(np.nansum(values) for values in joules.values())) if complete else None
     emitted = total is not None and log["carbon"] is not None
     return {
+        "rounds": rounds,
         "joules": total,
         "kg_co2e": carbon(total or 0.0, log["carbon"], log["pue"]) if emitted else None,
-    } | {name: float(np.nansum(values)) if measured else None for name, values in joules.items()}
+    } | {name: float(np.nansum(values)) if rounds else None for name, values in joules.items()}
 
 
-def describe_energy(about: Mapping[str, Any]) -> str:
-    """Return the energy of a run in one line."""
-    if about["joules"] is None:
+def describe_energy(about: Mapping[str, Any], rounds: int) -> str:
+    """Return the energy of a run in one line.  rounds: number of rounds done."""
+    if not about["rounds"]:
         return "energy: no counter could be read"
+    total = sum(about[phase] for phase in (*PHASES, OTHER))
+    some = "" if about["rounds"] == rounds else f" of {about['rounds']} of {rounds} rounds"
     emitted = about["kg_co2e"]
     more = "" if emitted is None else f", {emitted:.3g} kg of CO2 equivalents"
-    train = about["train"] / (about["joules"] or 1)
-    return f"energy: {about['joules']:.4g} J, {train:.0%} of it in training{more}"
+    train = about["train"] / (total or 1)
+    return f"energy{some}: {total:.4g} J, {train:.0%} of it in training{more}"
 
 
 def has_attack(record: Record) -> bool:
@@ -342,7 +347,7 @@ def brief(record: Record) -> str:
             f"{join_few(who, NAMED)}, in {count_noun(rounds_with, 'round')}"
         )
     if f"ranks/joules_{OTHER}" in record.columns:
-        done += f"\n{describe_energy(energy(record))}"
+        done += f"\n{describe_energy(energy(record), record.rounds)}"
     if has_attack(record):
         done += f"\n{describe_attack(attack(record))}"
     return f"{title(record)}\n{path}{done}"

@@ -16,6 +16,7 @@ from hpcfed.machine.energy import Counter, Meter, carbon, keep_reading, meter_of
 from hpcfed.report import measures
 from hpcfed.results import summary
 from hpcfed.storage import results
+from hpcfed.storage.record import Record
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -152,6 +153,25 @@ def test_a_run_records_its_energy_and_the_summary_says_it(
     assert about["kg_co2e"] == pytest.approx(about["joules"] / 3.6e6 * 0.4)
     assert "of CO2 equivalents" in summary.brief(record)
     assert measures.FLOWS["joules"].of(record) == (about["joules"], None)
+
+
+def test_the_energy_of_some_rounds_is_not_that_of_the_run():
+    """A run was resumed where a counter can be read, or without log.energy."""
+    log = {"carbon": 400.0, "pue": 1.0}
+    header = {"job": {"log": log}, "architectures": ["mlp"] * 2}
+    one_of_three = np.array([[np.nan], [5.0], [np.nan]])
+    columns = {f"ranks/joules_{phase}": one_of_three for phase in (*summary.PHASES, "other")}
+    about = summary.energy(Record(header, {}, columns, 3))
+    assert (about["joules"], about["kg_co2e"], about["rounds"], about["train"]) == (
+        None,
+        None,
+        1,
+        5,
+    )
+    words = summary.describe_energy(about, 3)
+    assert words == f"energy of 1 of 3 rounds: {5 * len(columns)} J, 14% of it in training"
+    every = {name: np.full((3, 1), 5.0) for name in columns}
+    assert summary.energy(Record(header, {}, every, 3))["joules"] == 15 * len(columns)
 
 
 def test_a_run_without_counters_says_so_and_goes_its_way(tmp_path: Path, monkeypatch, capsys):
