@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import linecache
 import sys
 from contextlib import suppress
 from functools import partial
@@ -91,16 +92,40 @@ def source(thing: Any) -> str:
     if not isinstance(thing, type):
         code = getattr(thing, "__code__", None)
         return compiled(code) if code else repr(type(thing))
-    members = sorted(vars(thing).items())
-    bases = " ".join(base.__name__ for base in thing.__bases__)
-    plain = [f"{name} = {value!r}" for name, value in members if isinstance(value, PLAIN)]
-    functions = [
-        source(getattr(value, "__func__", value))
-        for _, value in members
-        if inspect.isfunction(getattr(value, "__func__", value))
-        and getattr(value, "__module__", None) == thing.__module__
-    ]
-    return "\n".join([f"{thing.__name__}({bases})", *plain, *functions])
+    with suppress(OSError, TypeError, SyntaxError):
+        return without_comments(source_in_cell(thing))
+    fields = getattr(thing, "model_fields", {})  # pydantic removes them from the class
+    members = {name: value for name, value in vars(thing).items() if not name.startswith("__")}
+    members |= {name: field.default for name, field in fields.items()}
+    plain = [f"{name} = {value!r}" for name, value in sorted(members.items()) if is_plain(value)]
+    functions = sorted(user_code.functions_of(thing), key=lambda function: function.__qualname__)
+    bases = ", ".join(base.__name__ for base in thing.__bases__)
+    return "\n".join([f"{thing.__name__}({bases})", *plain, *map(source, functions)])
+
+
+def source_in_cell(cls: type) -> str:
+    """Return the source of a class of a notebook, by the lines of one of its functions.
+
+    `inspect` does not find it, because a notebook's module has no file.
+    Raises OSError if no function has a source.
+    """
+    for function in user_code.functions_of(cls):
+        code = function.__code__
+        cell = ast.parse("".join(linecache.getlines(code.co_filename)))
+        classes = (node for node in ast.walk(cell) if isinstance(node, ast.ClassDef))
+        for node in (node for node in classes if node.name == cls.__name__):
+            if node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):
+                return ast.unparse(node)
+    raise OSError(f"{cls.__qualname__}: no source")
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a number, a text or none, or a container of these."""
+    if isinstance(value, dict):
+        return all(map(is_plain, [*value, *value.values()]))
+    return isinstance(value, PLAIN) or (
+        isinstance(value, tuple | list) and all(map(is_plain, value))
+    )
 
 
 def compiled(code: CodeType) -> str:

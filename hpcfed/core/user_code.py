@@ -16,11 +16,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import cached_property
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.core.errors import ConfigError, HpcfedError, first_line
@@ -129,11 +131,21 @@ def file_of(thing: Any) -> str:
     thing = inspect.unwrap(thing)
     if not isinstance(thing, type):
         return inspect.getfile(getattr(thing, "func", thing))  # the function of a functools.partial
-    functions = (inspect.unwrap(fn) for fn in vars(thing).values())
+    files = (function.__code__.co_filename for function in functions_of(thing))
+    return next(files, None) or inspect.getfile(thing)
+
+
+def functions_of(cls: type) -> list[FunctionType]:
+    """Return the functions in the body of a class: methods, and those of its properties."""
+    members: list[Any] = []
+    for member in vars(cls).values():
+        if isinstance(member, property):
+            members += [member.fget, member.fset, member.fdel]
+        else:
+            members.append(member.func if isinstance(member, cached_property) else member)
+    functions = filter(inspect.isfunction, map(inspect.unwrap, members))
     # pydantic adds functions of its own to a class
-    methods = (fn for fn in functions if getattr(fn, "__module__", None) == thing.__module__)
-    code = (getattr(fn, "__code__", None) for fn in methods)
-    return next((c.co_filename for c in code if c), None) or inspect.getfile(thing)
+    return [function for function in functions if function.__module__ == cls.__module__]
 
 
 def register(where: str, module: str, form: str) -> None:

@@ -7,6 +7,7 @@ from importlib import invalidate_caches
 from itertools import count
 from pathlib import Path
 from shlex import split
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -89,6 +90,84 @@ def test_a_digest_covers_the_users_modules_and_what_partial_binds(code):
     assert code(helper=HELPER.replace("2", "3")) != code()
     assert code(helper=HELPER + "# a comment\n") == code()
     assert digest(partial(code, 1)) != digest(partial(code, 2))
+
+
+CELL = """
+from functools import cached_property
+from typing import ClassVar
+
+import hpcfed
+
+FACTOR = 2
+
+
+class Base(hpcfed.RoundBased):
+    a: float = 0.1
+
+
+class Mine(Base):
+    '''Mine.'''
+
+    b: float = 0.1
+    c: ClassVar[tuple] = (1, 2)
+    d: ClassVar[dict] = {"x": [1]}
+
+    @property
+    def e(self):
+        return 5
+
+    @cached_property
+    def f(self):
+        return 6 * FACTOR
+
+    @staticmethod
+    def g():
+        return 7
+
+
+class Empty(hpcfed.RoundBased):
+    h: float = 0.1
+"""
+CELL_CHANGES = {
+    "a default": ("b: float = 0.1", "b: float = 0.9"),
+    "a default of a base class": ("a: float = 0.1", "a: float = 0.9"),
+    "a tuple": ("(1, 2)", "(1, 3)"),
+    "a nested container": ("[1]", "[2]"),
+    "a property": ("return 5", "return 50"),
+    "a cached property": ("return 6", "return 60"),
+    "a static method": ("return 7", "return 70"),
+    "a default of a class without functions": ("h: float = 0.1", "h: float = 0.9"),
+}
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """Run a notebook's cell, whose module has no file, and return it."""
+
+    def execute(text: str, readable: bool = True) -> ModuleType:
+        notebook, name = ModuleType("__main__"), f"/tmp/ipykernel_1/{next(NUMBER)}.py"
+        if readable:
+            lines = text.splitlines(keepends=True)
+            monkeypatch.setitem(linecache.cache, name, (len(text), None, lines, name))
+        monkeypatch.setitem(sys.modules, "__main__", notebook)
+        exec(compile(text, name, "exec"), vars(notebook))
+        return notebook
+
+    return execute
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_digest_of_a_class_of_a_notebook_covers_all_of_the_class(cell, readable):
+    def digests(text: str) -> list[str]:
+        notebook = cell(text, readable)
+        return [digest(notebook.Mine), digest(notebook.Empty)]
+
+    before = digests(CELL)
+    assert digests(CELL.replace("'''Mine.'''", "'''Yours.'''  # a comment")) == before
+    missed = [name for name, one in CELL_CHANGES.items() if digests(CELL.replace(*one)) == before]
+    assert missed == []
+    if readable:
+        assert digests(CELL.replace("FACTOR = 2", "FACTOR = 3")) != before
 
 
 PLAIN = MINE.replace("import HELPER\n", "").replace("HELPER.scale", "")
