@@ -184,9 +184,9 @@ def load(run: str | Path) -> Run:
     """The results of a run, by its folder or its results.h5: a small read-only object, also while
     the run continues.
     """
-    from hpcfed.results.run import Run  # here: `hpcfed list` reads no results
+    from hpcfed.results.run import Run, path_of  # here: `hpcfed list` reads no results
 
-    return Run(run)
+    return Run(path_of(run))
 
 
 def load_model(
@@ -213,7 +213,7 @@ def load_model(
     architecture, classes, job. Raises CheckpointError where there is no such model, ConfigError for
     a client that the run does not have.
     """
+    from hpcfed.results.run import path_of
     from hpcfed.results.trained import load  # here: `hpcfed list` needs no torch
 
-    place = source if isinstance(source, str | Path) else source.folder
-    return load.load_model(place, client, own, model, own_changed)
+    return load.load_model(path_of(source), client, own, model, own_changed)

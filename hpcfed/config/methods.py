@@ -472,6 +472,13 @@ def name_of(cls: type) -> str:
     return next((name for name, entry in ALGORITHMS.items() if entry.target == target), target)
 
 
+def own_name(thing: Any) -> str:
+    """Return the name in jobs of a user's class, function or `partial`: "module:name"."""
+    target = getattr(thing, "func", thing)  # of a functools.partial, its function
+    name = getattr(target, "__qualname__", type(target).__name__).rpartition(".")[2]
+    return f"{module_of(target)}:{name if name.isidentifier() else 'given'}"  # of a lambda
+
+
 def module_of(target: Any) -> str:
     """Return the module of a class or function; __main__ if that has no name for imports."""
     module = getattr(target, "__module__", None) or ""

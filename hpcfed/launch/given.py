@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from hpcfed.config.layers import CALL, Layer, merge
 from hpcfed.config.load import Given, refuse_plain_tables
-from hpcfed.config.methods import ALGORITHMS, module_of, name_of
+from hpcfed.config.methods import ALGORITHMS, name_of, own_name
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import join_few
@@ -90,11 +90,8 @@ class Call:
             )
         if isinstance(thing, type) and (registry_name := name_of(thing)) in ALGORITHMS:
             return registry_name
-        target = getattr(thing, "func", thing)  # of a functools.partial, its function
-        module = module_of(target)
-        last = getattr(target, "__qualname__", type(target).__name__).rpartition(".")[2]
-        short = last if last.isidentifier() else "given"
-        name = f"{module}:{short}"
+        name = own_name(thing)
+        module, _, short = name.partition(":")
         if module != "__main__" and importable(thing, module, short):
             return name
         n = 1

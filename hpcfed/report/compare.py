@@ -295,17 +295,18 @@ def to_csv(result: Result) -> str:
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(NAMES)
     for one in result.done:
-        rows.writerow(["" if cell is None else cell for cell in numbers(one, result.base)])
+        rows.writerow(["" if cell is None else cell for cell in numbers(one, result)])
     return out.getvalue().rstrip("\n")
 
 
-def numbers(one: Comparison, base: Method) -> list[str | float | int | None]:
+def numbers(one: Comparison, result: Result) -> list[str | float | int | None]:
     """Return the values of NAMES of a comparison, None for those that it has not."""
-    interval = one.interval or (None, None)
-    exact = (one.mean, one.base, one.difference, *interval, one.p, one.holm, one.effect)
+    low, high = map(result.view.scale, one.interval) if one.interval else (None, None)
+    measured = map(result.view.scale, (one.mean, one.base, one.difference))
+    exact = (*measured, low, high, one.p, one.holm, one.effect)
     floats = (None if number is None else float(number) for number in exact)
     counts = one.counts if one.clients else (None, None, None)
-    return [one.method.label, base.label, *floats, one.seeds, one.clients or None, *counts]
+    return [one.method.label, result.base.label, *floats, one.seeds, one.clients or None, *counts]
 
 
 FORMATS: dict[str, Callable[[Result], str]] = {

@@ -28,6 +28,7 @@ class Shown:
 
     text, std: as shown.
     note: a remark about it.
+    mean, deviation: in full, in the unit of the caption.
     seeds: number of runs that count.
     runs: number of all runs.
     paper: the number that a paper has in its place, as printed there.

@@ -395,6 +395,10 @@ class View:
     def what(self) -> str:
         return self.measure.what + (", in percent" if self.percent and self.measure.share else "")
 
+    def scale(self, value: float) -> float:
+        """Return a number of the measure in the unit that `what` says."""
+        return 100 * value if self.percent and self.measure.share else value
+
     def number(self, value: float) -> str:
         if not self.measure.share and not self.measure.unit:
             return format_number(value)
@@ -408,7 +412,7 @@ class View:
             return (
                 f"{exact} ({size(value)})" if self.measure.unit == "B" and value >= 1000 else exact
             )
-        return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"
+        return f"{self.scale(value):.2f}" if self.percent else f"{value:.4f}"
 
 
 def view_of(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.wording import join_few
 from hpcfed.report import layouts
 from hpcfed.report.cases import (
@@ -26,7 +26,7 @@ from hpcfed.report.formats import FORMATS, Grid, Shown, save_or_return
 from hpcfed.report.measures import Measure, View, view_of
 from hpcfed.report.naming import Names, with_titles
 from hpcfed.report.pairs import label_fields
-from hpcfed.report.table_cells import caption, cell, client_numbers_note, mark_best
+from hpcfed.report.table_cells import DEVIATIONS, caption, cell, client_numbers_note, mark_best
 from hpcfed.results.one_class import one_class
 from hpcfed.results.run import Run
 
@@ -67,6 +67,7 @@ def make_grid(
 
     rows, columns: fields of the job, separated by commas; chosen automatically if not given.
     value: which number of a run.
+    deviation: over what, of DEVIATIONS; default: seeds.
     metric: of which metric it is.
     layout: rows, columns and other options as in a table of a paper.
     paper: whether the paper's numbers are added.
@@ -90,14 +91,15 @@ def make_grid(
         )
         design = layouts.layout(layout)
         return layouts.fill_layout(find_cases(runs), design, paper)
+    deviation = deviation or "seeds"
+    if deviation not in DEVIATIONS:
+        raise ConfigError(f"table: --deviation: {unknown('deviation', deviation, DEVIATIONS)}")
     chosen = [fields.split(",") if fields else None for fields in (rows, columns)]
     tried, how = with_machine(with_titles(find_cases(runs, names))), list[str]()
     if choose:
         tried, how = choose_values(tried, choose.split(","))
     cases = name_skew(tried, [name for names in chosen for name in names or []])
-    view = view_of(
-        (run.record for run in cases if run.finished), value, metric, deviation or "seeds", percent
-    )
+    view = view_of((run.record for run in cases if run.finished), value, metric, deviation, percent)
     down, across = axes(cases, chosen[0], chosen[1], timed=view.value in ("seconds", "joules"))
     return grid(cases, down, across, view, how)
 

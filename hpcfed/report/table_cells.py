@@ -16,6 +16,7 @@ PLUS_MINUS = {
     "seeds": "sample standard deviation (n - 1) over seeds",
     "clients": "standard deviation over clients",
 }
+DEVIATIONS = (*PLUS_MINUS, "none")
 FEW = 8  # cells that a note names
 
 
@@ -44,8 +45,10 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
         if len(group) < seeds
         else ""
     )
-    shown = "" if std is None else view.number(std)
-    return Shown(view.number(mean), shown, note, mean, std, len(present), len(group))
+    shown, deviation = ("", None) if std is None else (view.number(std), view.scale(std))
+    return Shown(
+        view.number(mean), shown, note, view.scale(mean), deviation, len(present), len(group)
+    )
 
 
 def client_numbers_note(where: str, cells: Iterable[tuple[str, Sequence[Run], Measure]]) -> str:

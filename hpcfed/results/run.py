@@ -377,6 +377,15 @@ class Run:
         return lines | ({"left": duration(now.left)} if now.left else {})
 
 
+def path_of(run: Any) -> Path:
+    """Return the path of a run, or of a file, from Python. Raises ConfigError for other types."""
+    if isinstance(run, Run):
+        return run.folder
+    if isinstance(run, str | Path):
+        return Path(run)
+    raise ConfigError(f"{run!r:.60}: give the path of a run, or what hpcfed.run returned")
+
+
 def folder_at(place: Path | Run) -> Path:
     """Return the folder of a run or sweep, given by its path or as a `Run`."""
     return place.folder if isinstance(place, Run) else names.folder_of(place)

@@ -17,6 +17,7 @@ from hpcfed.launch.given import Call
 from hpcfed.launch.sweep.python import flags
 from hpcfed.report import compare as comparisons
 from hpcfed.report import table as tables
+from hpcfed.report.python import report as write_page
 from hpcfed.storage.sweep import read
 from tests.unit.test_table import run, to_end
 
@@ -145,6 +146,73 @@ def test_frames_have_the_numbers_of_the_commands(runs):
     assert frame.loc["FedAvg", "difference"] == pytest.approx(0.1)
     others = hpcfed.table([*runs, run(runs[0].parent / "m", to_end(0.3), data="mnist")])
     assert others["mnist", "mean"].tolist()[1] == pytest.approx(0.3)
+
+
+def test_numbers_in_percent_are_so_in_text_frames_and_csv_but_not_those_of_other_units(runs):
+    def deviating(percent: bool, **more: str) -> list[float]:
+        frame = hpcfed.table(runs, percent=percent, deviation="clients", **more)
+        text = hpcfed.table(runs, percent=percent, deviation="clients", format="csv", **more)
+        rows = list(csv.DictReader(io.StringIO(text)))
+        assert [float(row["mean"]) for row in rows] == frame["mean"].tolist()
+        assert [row["deviation"] for row in rows if row["deviation"]] == [
+            repr(number) for number in frame["std"] if number == number
+        ]
+        return frame.loc["FedAvg", ["mean", "std"]].tolist()
+
+    assert deviating(False) == pytest.approx([0.6, 0.1])
+    assert deviating(True) == pytest.approx([60, 10])
+    assert deviating(True, value="up") == pytest.approx(deviating(False, value="up"), nan_ok=True)
+    frame = hpcfed.compare(runs, baseline="local", percent=True)
+    plain = hpcfed.compare(runs, baseline="local")
+    shares = ["mean", "baseline_mean", "difference", "low", "high"]
+    assert frame.loc["FedAvg", shares].tolist() == pytest.approx(
+        [100 * number for number in plain.loc["FedAvg", shares]]
+    )
+    assert frame.drop(columns=shares).equals(plain.drop(columns=shares))
+    text = hpcfed.compare(runs, baseline="local", percent=True, format="csv")
+    [row] = csv.DictReader(io.StringIO(text))
+    assert float(row["difference"]) == frame.loc["FedAvg", "difference"]
+
+
+def test_arguments_may_be_lists_numbers_and_functions_where_the_command_has_words(runs, tmp_path):
+    assert hpcfed.table(runs, rows=["seed"], columns=("algorithm.name",)).equals(
+        hpcfed.table(runs, rows="seed", columns="algorithm.name")
+    )
+    page = tmp_path / "r.html"
+    for clients in (1, np.int64(1), np.array([1])):
+        write_page(runs, out=page, clients=clients)
+        assert [path.name for path in (tmp_path / "r-clients").iterdir()] == ["client-1.html"]
+    assert hpcfed.table(runs, metric=build).attrs["caption"].startswith("Test build of")
+    assert hpcfed.compare(runs, baseline=runs[-1]).index.tolist() == ["FedAvg"]
+    assert hpcfed.compare(runs, baseline=hpcfed.load(runs[-1])).index.tolist() == ["FedAvg"]
+
+
+def test_arguments_of_other_types_are_one_message(runs, tmp_path):
+    def errors(function, *arguments: object, **options: object) -> str:
+        with pytest.raises(ConfigError) as error:
+            function(*arguments, **options)
+        return str(error.value)
+
+    for function in (hpcfed.table, hpcfed.compare, hpcfed.plot, write_page):
+        assert "runs: a int; give paths of runs" in errors(function, 5)
+        for name, value in (("metric", 5), ("names", 5), ("names", ["a"])):
+            assert errors(function, runs, **{name: value}).startswith(f"{name} = ")
+    for name in ("rows", "columns", "value", "deviation", "choose", "layout", "format"):
+        assert errors(hpcfed.table, runs, **{name: 5}).startswith(f"{name} = 5: give ")
+    for name in ("value", "baseline", "format"):
+        assert errors(hpcfed.compare, runs, **{name: 5}).startswith(f"{name} = 5: give ")
+    for name in ("figure", "band", "title", "fonts"):
+        assert errors(hpcfed.plot, runs, **{name: 5}).startswith(f"{name} = 5: give ")
+    assert "rows = 5" in errors(hpcfed.table, runs, rows=["seed", 5])
+    assert errors(write_page, runs, clients=0.5).startswith("clients = 0.5: give ")
+    assert "size 5: give width and height" in errors(hpcfed.plot, runs, size=5)
+    for function in (hpcfed.load, hpcfed.load_model):
+        assert "5: give the path of a run" in errors(function, 5)
+    for function in (hpcfed.table, hpcfed.compare, hpcfed.plot, write_page):
+        assert errors(function, runs, out=5).startswith("out = 5: give ")
+    assert "no deviation 'client'; did you mean 'clients'" in errors(
+        hpcfed.table, runs, deviation="client"
+    )
 
 
 def test_text_and_files_are_those_of_the_commands_and_need_no_pandas(runs, tmp_path, monkeypatch):
