@@ -14,7 +14,7 @@ from hpcfed.report.watch.view import View, look, warnings
 from hpcfed.results import run as reader
 from hpcfed.results.run import Run, find, name_runs
 from hpcfed.storage import sweep as store
-from hpcfed.storage.record import FINISHED, load
+from hpcfed.storage.record import FINISHED, STOPPED, load
 from hpcfed.storage.sweep import End, Member, Sweep
 from tests import records
 
@@ -165,6 +165,26 @@ def test_a_pruned_run_is_over_and_a_run_that_was_stopped_is_not(tmp_path):
     assert (stopped.state.word, stopped.over) == ("stopped", False)
     with web.Server(open_runs([sweep.folder])[:1], 0) as server:
         assert server.look()["over"]
+
+
+def test_a_stopped_run_ends_watching_only_where_nobody_sees_it_continue(
+    tmp_path, monkeypatch, capsys
+):
+    writer = records.run(tmp_path / "a", 2, total=4)
+    writer.header["ended"] = STOPPED
+    writer.finish()
+    looks: list[float] = []
+
+    def on_terminal(seconds: float) -> None:
+        looks.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "sleep", on_terminal)
+    assert cli.main(["watch", str(tmp_path / "a")]) == 0 and looks == []
+    assert "stopped" in capsys.readouterr().out
+    screen = Console(force_terminal=True, width=80)
+    monkeypatch.setattr(command, "console", lambda: screen)
+    assert cli.main(["watch", str(tmp_path / "a")]) == command.INTERRUPTED and len(looks) == 1
 
 
 def test_a_run_is_read_again_only_if_its_files_have_changed(tmp_path, monkeypatch):

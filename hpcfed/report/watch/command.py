@@ -19,6 +19,7 @@ from hpcfed.report.watch import web as page
 from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import View, look
 from hpcfed.results.run import Run, name_runs
+from hpcfed.storage.record import STOPPED
 
 EVERY = 1.0  # seconds between two updates, at least
 INTERRUPTED = 130  # the status of a command that Ctrl-C ends, as shells count
@@ -57,16 +58,18 @@ def wait_for(runs: Sequence[Path]) -> None:
 def follow(runs: Sequence[Run]) -> int:
     """Show runs in the terminal until they are over.
 
-    If stdout is not a terminal only the last view is shown.
+    If stdout is not a terminal only the last view is shown, and a stopped run is over too: nobody
+    sees that it waits to be continued.
     """
     where = console()
+    over = () if where.is_terminal else (STOPPED,)
     views: list[View | None] = [None] * len(runs)
     with Live(console=where, auto_refresh=False) as live:
         while True:
             begin = monotonic()
             shown = [look(run, before) for run, before in zip(runs, views, strict=True)]
             live.update(render(shown, where.width, where.height), refresh=True)
-            if all(view.over for view in shown):
+            if all(view.over or view.state.word in over for view in shown):
                 break
             views = [*shown]
             sleep(max(EVERY, PAUSE * (monotonic() - begin)))
