@@ -8,6 +8,8 @@ from hpcfed.config.conditions import field
 from hpcfed.config.limits import Count, Names, PositiveInt
 from hpcfed.config.sections import Section
 
+EVERYBODY = 1_000  # largest number of clients of which evaluate.clients = "auto" evaluates all
+
 
 class Evaluate(Section):
     """When clients are evaluated on their test sets."""
@@ -17,14 +19,15 @@ class Evaluate(Section):
     before: bool = True
     """Evaluate the cohort before local training too."""
     received: bool = False
-    """Evaluate all clients also with the model that the server would send them now, before they
-    train it.
+    """Evaluate clients also with the model that the server would send them now, before they train
+    it.
     """
     common: bool = False
     """Evaluate the server's model, if it is a complete model, on the whole test split."""
     clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
     """Clients to evaluate after a round: all, the cohort, or this number, drawn once; auto: all if
-    there are at most 1,000 clients, else the cohort.
+    there are at most 1,000 clients, else the cohort. A round's means and pooled values are those of
+    these clients, and the others have no value in it.
     """
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's training examples that is held out for choosing values; models are
@@ -53,3 +56,11 @@ class Evaluate(Section):
     """
     batch: PositiveInt = 256
     """Examples in one forward pass."""
+
+
+def evaluates_all(wanted: str | int, clients: int) -> bool:
+    """Return whether all clients are evaluated after a round.
+
+    wanted: the job's evaluate.clients.  clients: how many there are.
+    """
+    return wanted == "all" or (wanted == "auto" and clients <= EVERYBODY)

@@ -17,12 +17,12 @@ import torch
 from hpcfed.algorithms.base import shares_all
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.config.architectures import find
+from hpcfed.config.evaluate import EVERYBODY, evaluates_all
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.shapes import Shapes, write_numbers, write_shape
 from hpcfed.core.version import __version__
 from hpcfed.core.wording import join_few
 from hpcfed.engine import changed_code
-from hpcfed.engine.evaluation import EVERYBODY, evaluates_all
 from hpcfed.engine.world import natural_clients
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfed.algorithms.base import Method, architecture, has_server_model, score_common
+from hpcfed.config.evaluate import evaluates_all
 from hpcfed.core import rng
 from hpcfed.engine.round_record import Row
 from hpcfed.engine.run_metrics import Metrics, Scores
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
 
 
 SERVER = -1  # stands for the server's model among scores by client
-EVERYBODY = 1_000  # largest number of clients of which evaluate.clients = "auto" evaluates all
-
-
-def evaluates_all(wanted: str | int, clients: int) -> bool:
-    """Return whether all clients are evaluated after a round.
-
-    wanted: the job's evaluate.clients.  clients: how many there are.
-    """
-    return wanted == "all" or (wanted == "auto" and clients <= EVERYBODY)
 
 
 class Evaluation:
@@ -66,7 +58,7 @@ class Evaluation:
         for _ in self._mine(sorted(self.cohort)):  # which sets architectures
             pass
 
-    def clients_to_evaluate(self, cohort: list[int]) -> Iterable[int]:
+    def clients_to_evaluate(self, cohort: list[int]) -> Sequence[int]:
         """Return the clients that are evaluated after a round, by the job's evaluate.clients.
 
         They are the same on all ranks. Attackers are not evaluated.
@@ -293,10 +285,17 @@ class Evaluation:
         self.scores[ids[fresh], 2] = columns["one_class"][fresh]
         self.stale[ids] = (self.stale[ids] | (columns["examples"] > 0)) & ~fresh
 
-    def fill_in(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        """Fill in the last scores of all clients; nan for those that have trained since."""
+    def fill_in(
+        self, ids: np.ndarray, columns: dict[str, np.ndarray], evaluated: Iterable[int]
+    ) -> None:
+        """Fill in the last scores of the evaluated clients; nan for those that have trained since.
+
+        Scores of other clients, of earlier rounds, are nan too, so that a round's means are those
+        of the clients that the job's evaluate.clients says.
+        """
+        valid = np.isin(ids, list(evaluated)) & ~self.stale[ids]
         columns["metric"], columns["loss"], columns["one_class"] = np.where(
-            self.stale[ids], np.nan, self.scores[ids].T
+            valid, self.scores[ids].T, np.nan
         )
 
     def measure(
@@ -306,22 +305,25 @@ class Evaluation:
         phases: Mapping[str, Scores],
         validated: Scores,
         due: bool,
+        evaluated: Collection[int],
     ) -> Row:
-        """Return the metrics of these clients, and those pooled over all clients; collective.
+        """Return the metrics of these clients, and those pooled over the evaluated; collective.
 
         columns: of these clients, with the main metric of each phase.  phases: this rank's scores.
         validated: those of them with scores of held-out examples.
         due: whether the round is evaluated; if not, all metrics are nan.
+        evaluated: the clients that are evaluated in this round; the metrics of others are nan.
         """
         measured = self.metrics.gather(phases) if due else {phase: {} for phase in phases}
         self.metrics.update(measured[""], self.stale)
         if due:
+            self.metrics.keep_only(evaluated)
             self.metrics.note_end({"_received": measured["_received"]})
         scores = {phase: columns[f"metric{phase}"] for phase in phases}
         last = {"": self.metrics.last if due else {}}
         row = self.metrics.row(ids, {**measured, **last}, scores)
         stale = np.ones_like(self.stale) if self.validates_received else self.stale
-        return row | self.metrics.validate(ids, validated, stale, due)
+        return row | self.metrics.validate(ids, validated, stale, evaluated)
 
     def forget(self, *ks: int) -> None:
         """Free the weights of these clients if clients keep nothing between rounds."""

@@ -5,7 +5,7 @@ If clients fail, the round begins again without them. If a signal ends a round, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -191,7 +191,7 @@ class Opened:
     cohort: list[int]
     due: bool
     before: dict[int, Score]
-    judged: Iterable[int]
+    judged: Sequence[int]
     early: dict[int, Score]
 
 
@@ -413,10 +413,10 @@ class Rounds:
         self.balance.measure(record.ids, record.columns)
         if due:
             evaluation.last_cohort = cohort
-            evaluation.fill_in(record.ids, record.columns)
+            evaluation.fill_in(record.ids, record.columns, opened.judged)
         row = self.recorder.row(record, cohort, failures)
         row |= evaluation.rows_elsewhere(record.ids, unseen, attacked)
-        row |= evaluation.measure(record.ids, record.columns, phases, validated, due)
+        row |= evaluation.measure(record.ids, record.columns, phases, validated, due, opened.judged)
         row |= self.schedule.elapse(record.ids, cohort, record.columns)
         row |= {"rounds/virtual_seconds": self.schedule.now}
         if fed.job.secure.by != "none":

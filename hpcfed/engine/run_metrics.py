@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Metrics:
         # of the last evaluation, by phase, if numbers of the end need them (`closing`)
         self.closes = fed.data.groups is not None or fed.task.charts(fed.data.metrics)
         self.at_end: dict[str, Measured] = {}
-        self.last: Measured = {}  # of clients that have not trained since
+        self.last: Measured = {}  # of evaluated clients that have not trained since
         # [K, 3]: main metric, loss and number of the examples that each client holds out
         wanted = fed.job.evaluate.validation > 0
         self.validation = np.full((fed.K, 3), np.nan) if wanted else None
@@ -75,6 +75,10 @@ class Metrics:
         valid = {k: one for k, one in (self.last | new).items() if not stale[k]}
         self.last = dict(sorted(valid.items()))
 
+    def keep_only(self, evaluated: Iterable[int]) -> None:
+        """Drop the metrics of clients that are not evaluated in this round."""
+        self.last = {k: self.last[k] for k in sorted(self.last.keys() & {*evaluated})}
+
     def row(
         self,
         ids: np.ndarray,
@@ -101,7 +105,9 @@ class Metrics:
                 )
         return row
 
-    def validate(self, ids: np.ndarray, new: Scores, stale: np.ndarray, due: bool) -> Row:
+    def validate(
+        self, ids: np.ndarray, new: Scores, stale: np.ndarray, evaluated: Collection[int]
+    ) -> Row:
         """Return the columns of the clients' own validation sets, [n] each, and pooled; collective.
 
         The validation set of a client are the examples that it holds out (evaluate.validation).
@@ -109,15 +115,16 @@ class Metrics:
 
         new: this rank's scores.  stale: [K], whether a client's last score no longer holds; a
         client without test examples, which has none, is scored by this set alone.
-        due: whether the round is evaluated; if not, all values are nan.
+        evaluated: the clients that are evaluated in this round, none in some rounds; the values of
+        others are nan.
         """
         if self.validation is None:
             return {}
         mine = {k: score.validation for k, score in new.items() if score.validation}
-        for k, validation in (self.fed.comm.gather(mine) if due else {}).items():
+        for k, validation in (self.fed.comm.gather(mine) if evaluated else {}).items():
             self.validation[k], stale[k] = validation, False
-        valid = ~stale[ids, None] if due else False
-        metric, loss, n = np.where(valid, self.validation[ids], np.nan).T
+        valid = np.isin(ids, list(evaluated)) & ~stale[ids]
+        metric, loss, n = np.where(valid[:, None], self.validation[ids], np.nan).T
         main = self.fed.task.main
         row = {f"clients/{main}_validation": metric, "clients/loss_validation": loss}
         if self.counted:

@@ -2,10 +2,12 @@
 otherwise.
 """
 
+import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
@@ -148,10 +150,7 @@ def test_clients_without_a_row_did_nothing_and_were_not_evaluated(case, monkeypa
         assert 0 < len(ids) < 150 and (case == "asynchronous" or full["clients/lost"].any())
         block = stack_rows([{name: np.asarray(cell) for name, cell in some.items()}])
         for name in names:
-            wanted = full[name]
-            column = ByClient(block, 150)[name][0]
-            if name in ("clients/accuracy", "clients/loss"):  # those of earlier rounds too
-                wanted = np.where(np.isin(np.arange(150), ids), wanted, np.nan)
+            wanted, column = full[name], ByClient(block, 150)[name][0]
             assert column.dtype == wanted.dtype
             assert np.array_equal(column, wanted, equal_nan=wanted.dtype.kind == "f"), name
 
@@ -160,6 +159,45 @@ def test_clients_without_a_row_did_nothing_and_were_not_evaluated(case, monkeypa
 def test_those_are_evaluated_that_are_asked_for(wanted, count):
     row = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", wanted)).rows[-1]
     assert np.isfinite(row["clients/accuracy"]).sum() == count
+
+
+@pytest.mark.parametrize("wanted", ["cohort", "2"])
+@pytest.mark.parametrize("validation", ["own", "received"])
+def test_a_round_has_scores_of_its_evaluated_clients_alone_however_many_clients_there_are(
+    wanted, validation, monkeypatch
+):
+    """With `local` others have scores of earlier rounds, which still hold."""
+    loaded = toy.job(
+        *("local", "--rounds", "3", "--participation", "0.34", "--models.mix", "mlp"),
+        *("--evaluate.clients", wanted, "--evaluate.metrics", "macro_f1"),
+        *("--evaluate.validation", "0.25", "--evaluate.validation_model", validation),
+    )
+    names = ("accuracy", "loss", "macro_f1", "accuracy_validation")
+    rounds = {}
+    for few in (100, 1):  # clients up to which each has a row
+        monkeypatch.setattr("hpcfed.engine.round_record.FEW", few)
+        going = toy.start(Serial(), loaded)
+        rounds[few] = [going.step()[0] for _ in range(3)]
+        at_end = going.evaluation.metrics.closing()["answered"].tolist()
+        for row in rounds[few]:
+            ids = row.get("clients/id", np.arange(6))
+            evaluated = set(ids[row["clients/cohort"]].tolist())
+            if wanted != "cohort":
+                evaluated = set(going.evaluation.clients_to_evaluate([]))
+            scored = {name: set(ids[np.isfinite(row[f"clients/{name}"])]) for name in names}
+            assert all(ks and ks <= evaluated for ks in scored.values()), scored
+            assert evaluated - {5} == scored["accuracy"]  # 5 has no test examples
+            right = np.rint(row["clients/accuracy"] * np.array(toy.TESTS)[ids])
+            pooled = np.nansum(right) / sum(toy.TESTS[k] for k in scored["accuracy"])
+            assert row["rounds/accuracy_pooled"] == pooled
+        assert set(at_end) == scored["accuracy"]
+    for full, some in zip(rounds[100], rounds[1], strict=True):
+        for name in names:
+            assert np.array_equal(
+                full[f"clients/{name}"][some["clients/id"]], some[f"clients/{name}"], equal_nan=True
+            )
+        for name in ("accuracy", "macro_f1", "accuracy_validation"):
+            assert full[f"rounds/{name}_pooled"] == some[f"rounds/{name}_pooled"]
 
 
 @pytest.mark.parametrize("clients, count", [(1000, 1000), (1001, 11)])
@@ -188,6 +226,9 @@ def test_a_round_of_100_among_10_000_takes_15_kilobytes_of_file(tmp_path):
     assert (size[3] - size[1]) / 2 < 20_000
     record = results(tmp_path / "3")
     assert record.column("clients/accuracy").shape == (3, 10_000)
+    console = Console(record=True, file=io.StringIO(), width=120)
+    console.print(summary.render(record))
+    assert "evaluated clients, last round" in console.export_text()
     assert np.isfinite(record.column("clients/accuracy")).sum(1).tolist() == [100] * 3
     assert record.column("clients/cohort").sum() == 300
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.config.evaluate import evaluates_all
 from hpcfed.core.errors import ConfigError
-from hpcfed.engine.evaluation import evaluates_all
 from hpcfed.results.columns import architectures, column, main_metric
 from hpcfed.storage.fields import at
 from hpcfed.storage.record import Record, load
