@@ -87,10 +87,11 @@ def arguments() -> argparse.Namespace:
         "--results",
         type=Path,
         metavar="FILE",
-        help="where all outcomes go, as JSON; without --only results/bench/chaos.json",
+        help="where outcomes go, as JSON, and each run into NAME-runs.json beside it; without "
+        "--only results/bench/chaos.json",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="leave out the runs that this file has"
+        "--resume", action="store_true", help="leave out the runs that NAME-runs.json has"
     )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument(
@@ -144,17 +145,17 @@ def played(case: Case, clean: str, folder: Path, pause: Path | None) -> Outcome:
 
 def recorded(options: argparse.Namespace) -> list[Outcome]:
     """The outcomes in the result file of runs that are asked for now, in order."""
-    if not options.results.exists():
+    file = runs_beside(options.results)
+    if not file.exists():
         return []
-    runs = json.loads(options.results.read_text()).get("runs", [])
+    runs = json.loads(file.read_text())["runs"]
     wanted = set(drawn(options))
     return [outcome for outcome in map(Outcome.of, runs) if outcome.case in wanted]
 
 
 def save(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
-    """Write what was found so far, with the machine, into the result file.
-
-    rows: by kind of fault.  runs: each run, with all that was drawn for it and what became of it.
+    """Write what was found so far, with the machine, into the result file, by kind of fault; and
+    each run, with all that was drawn for it and what became of it, into one beside it.
     """
     failed = [f"{it.case}: {it.verdict}, statuses {it.statuses}" for it in outcomes if it.failed]
     text = {
@@ -164,10 +165,16 @@ def save(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
         "at_once": options.at_once,
         "rows": rows(outcomes, FAULTS),
         "failed": failed,
-        "runs": [outcome.plain() for outcome in outcomes],
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
     put(options.results, one_a_line(text).encode())
+    runs = {"runs": [outcome.plain() for outcome in outcomes]}
+    put(runs_beside(options.results), one_a_line(runs).encode())
+
+
+def runs_beside(results: Path) -> Path:
+    """The file of all single runs, which a resumed benchmark reads and git does not track."""
+    return results.with_name(f"{results.stem}-runs.json")
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def cell(monkeypatch):
     """Run a notebook's cell, whose module has no file, and return it."""
 
     def execute(text: str, readable: bool = True) -> ModuleType:
-        notebook, name = ModuleType("__main__"), f"/tmp/ipykernel_1/{next(NUMBER)}.py"
+        notebook, name = ModuleType("__main__"), f"/ipykernel_1/{next(NUMBER)}.py"
         if readable:
             lines = text.splitlines(keepends=True)
             monkeypatch.setitem(linecache.cache, name, (len(text), None, lines, name))

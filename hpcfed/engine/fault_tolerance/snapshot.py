@@ -182,7 +182,7 @@ def take_shared(rounds: Rounds, shared: Shared) -> None:
         np.array(scores[n]) for n in ("last", "stale", "seconds")
     )
     # checkpoints of earlier versions have no cohort
-    rounds.evaluation.last_cohort = np.asarray(scores.get("cohort", [])).tolist()
+    rounds.evaluation.last_cohort = np.asarray(scores["cohort"]).tolist()
     rounds.evaluation.metrics.from_tree(scores)
     rounds.early_stop.from_tree(scores)
     rounds.schedule.from_tree(shared.time)
