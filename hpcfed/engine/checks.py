@@ -197,11 +197,17 @@ def check_finetuning(job: Job, kinds: list[str], data: DataSet) -> tuple[dict[st
 
         for path in finetuning.files.values():
             check_inputs(path, data.encoder)
-    shape, warnings = data.train.x.shape[1:], []
+    warnings: list[str] = []
     for kind in kinds:
         with rng.scoped(0, "work"):
             model = models.build(
-                kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary, data.classes
+                kind,
+                data.shape,
+                len(data.classes),
+                how.d,
+                how.relu_head,
+                data.vocabulary,
+                data.classes,
             )
         if not finetuning.start(model, kind, data.classes):
             warnings.append(

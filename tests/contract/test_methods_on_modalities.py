@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from hpcfed.algorithms import load as algorithm
 from hpcfed.comm import Serial
@@ -170,6 +171,22 @@ def test_methods_of_each_category_run_on_modalities_or_name_the_field_to_set(met
         assert "; set " in str(refusal) or ", or set " in str(refusal)
 
 
+@pytest.mark.parametrize("flags", [("--models.lora", "2"), ("--models.train", "head.*")])
+def test_a_part_of_a_model_for_several_modalities_is_trained_from_the_weights_of_a_file(
+    flags: tuple[str, ...], tmp_path: Path
+):
+    plain = toy.start(Serial(), job("fedavg")).fed
+    torch.save(plain.store.build(plain.architectures[0]).state_dict(), tmp_path / "w.pt")
+    start = toy.start(
+        Serial(), job("fedavg", *flags, "--models.weights", str(tmp_path / "w.pt"))
+    ).state
+    assert {name for name in start if not name.endswith((".a", ".b"))} == {
+        "head.weight",
+        "head.bias",
+    }
+    assert (len(start) > 2) == (flags[0] == "--models.lora")
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -179,6 +196,7 @@ def test_methods_of_each_category_run_on_modalities_or_name_the_field_to_set(met
         (("--models.mix", "concat(note=lstm)"), "no encoder 'lstm'"),
         (("--models.mix", "mean(note"), "write it as concat, or concat"),
         (("--models.widths", "0.5"), "model concat.* has no sub-models"),
+        (("--attack.by", "backdoor", "--attack.share", "0.2"), "the inputs of .* several modali"),
         (("--modalities.use", "smell"), "modality 'smell': senses has motion, note, table"),
         (("--modalities.rate", "0.5"), "modalities.rate = 0.5 has no effect: modalities.clients"),
         (("--modalities.clients", "listed"), "needs modalities.sets"),

@@ -120,12 +120,14 @@ class Backdoor(Targeted):
 
     def check(self, fed: Federation) -> None:
         super().check(fed)
-        shape, side = fed.data.test.x.shape[1:], self.settings.patch
-        if len(shape) != 3 or fed.data.test.modalities or min(shape[1:]) < side:
+        test, side = fed.data.test, self.settings.patch
+        shape = () if test.modalities else test.x.shape[1:]
+        if len(shape) != 3 or min(shape[1:]) < side:
+            holds = "are several modalities" if test.modalities else f"have the shape {shape}"
             raise ConfigError(
                 f"attack.by = 'backdoor' puts a trigger of {side} x {side} pixels into images, but "
-                f"the inputs of {fed.job.data.name} have the shape {tuple(shape)}; take another "
-                f"attack, or a smaller attack.patch"
+                f"the inputs of {fed.job.data.name} {holds}; take another attack, or a smaller "
+                f"attack.patch"
             )
         self.bright = brightest(fed)
 
