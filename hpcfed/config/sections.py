@@ -347,7 +347,8 @@ class Models(Section):
     """A ReLU between the representation and the head, as in the authors' FedClassAvg code."""
     norm: Literal["batch", "group"] = "batch"
     """Normalisation of networks that have batch normalisation: group puts group normalisation in
-    its place, for which examples do not depend on one another (privacy.by = "examples").
+    its place, for which examples do not depend on one another (privacy.by = "examples"), or layer
+    normalisation if a group would have fewer than 16 values (vectors, small maps).
     """
     weights: Names = ()
     """Initial weights of each architecture of the mix: a file, or none."""

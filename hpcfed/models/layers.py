@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 T = TypeVar("T", bound=nn.Module)
 GROUPS = 32  # of channels that group normalisation has, at most
+GROUP_VALUES = 16  # of an example that a group has, at least; two always become about +1 and -1
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -198,17 +199,32 @@ def has_batch_norm(net: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in net.modules())
 
 
+class GroupNorm(nn.GroupNorm):
+    """Group normalisation that is layer normalisation if its groups would have few values.
+
+    If a group would have fewer than GROUP_VALUES values of an example, as those of 32 channels of
+    one value each (a vector, or a map of 1x1), all channels are one group: the mean and variance of
+    so few values take away most of what they say. On all other inputs it is `nn.GroupNorm`.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = x.shape[1:].numel() // self.num_groups
+        groups = self.num_groups if values >= GROUP_VALUES else 1
+        return F.group_norm(x, groups, self.weight, self.bias, self.eps)
+
+
 def use_group_norm(net: T) -> T:
     """Replace a network's layers of batch normalisation by group normalisation, and return it.
 
     A layer of C channels has the most groups of at least two channels that divide C, up to GROUPS
-    (Wu and He, ECCV 2018, arXiv:1803.08494).
+    (Wu and He, ECCV 2018, arXiv:1803.08494), or a single one on inputs for which they would be too
+    small (`GroupNorm`): vectors after linear layers, and small maps of few channels.
     """
     for name, module in [*net.named_modules()]:
         if isinstance(module, _BatchNorm):
             C = module.num_features
             groups = max(g for g in range(1, GROUPS + 1) if C % g == 0 and (g == 1 or 2 * g <= C))
-            new = nn.GroupNorm(groups, C, module.eps, module.affine)
+            new = GroupNorm(groups, C, module.eps, module.affine)
             net.get_submodule(name.rpartition(".")[0]).add_module(name.rpartition(".")[2], new)
     return net
 

@@ -356,3 +356,14 @@ def test_group_normalisation_is_that_of_torch():
     net = use_group_norm(nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6, eps=0.1)))
     x = images(2, (1, 8, 8))
     assert torch.equal(net(x), nn.GroupNorm(3, 6, eps=0.1)(net[0](x)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.BatchNorm1d(32), (4, 32)), (nn.BatchNorm2d(32), (4, 32, 1, 1))],
+    ids=["vectors", "maps of one pixel"],
+)
+def test_group_normalisation_of_few_values_is_that_of_all_channels(layer, shape):
+    net = use_group_norm(nn.Sequential(layer))
+    x = images(4, shape[1:])
+    assert torch.equal(net(x), nn.GroupNorm(1, 32)(x))
