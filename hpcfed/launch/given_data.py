@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.core.errors import DataError
+from hpcfed.core import rng
+from hpcfed.core.errors import DataError, first_line
 from hpcfed.core.paths import only_regular, regular
 from hpcfed.core.wording import join_few
 from hpcfed.data import files, tables
@@ -48,6 +49,7 @@ USAGE = (
     "give (x, y), (x, y, x_test, y_test), a list of such pairs, one per client, a DataFrame, a "
     f"torch Dataset or DataLoader, or a dict or object with {join_few(list(ARRAYS), len(ARRAYS))}"
 )
+LABEL_KEYS = ("label", "labels", "target", "targets", "y")  # of examples that are dicts
 DIGITS = 12  # of the name of a file
 HALF = "torch.float16"  # the one short float that numpy has too
 CLIENT, TEST, LABEL = "client", "test_rows", "label"  # columns that are added to data frames
@@ -128,7 +130,17 @@ def has_bits(array: np.ndarray, other: np.ndarray) -> bool:
 
 
 def convert(data: Any) -> GivenData:
-    """Return the data of a call. Raises DataError for values that are none."""
+    """Return the data of a call. Raises DataError for values that are none.
+
+    What a torch Dataset draws for its examples is the same in each call, so that a run whose data
+    are given again can be resumed.
+    """
+    with rng.scoped_everywhere(0, "given data"):
+        return read_arrays(data)
+
+
+def read_arrays(data: Any) -> GivenData:
+    """Return the data of a call, which may draw from the global generators."""
     data = plain_part(data)
     if is_frame(data):
         return GivenData(table=to_csv(data))
@@ -193,7 +205,8 @@ def parts_of(data: Any) -> dict[str, Any]:
 def pairs_of(data: Any) -> tuple[Any, ...]:
     """Return (x, y), or (x, y, x_test, y_test), of a client's arrays or of a torch Dataset.
 
-    The last value of a Dataset's example is its label, those before it are its inputs.
+    The last value of a Dataset's example is its label, those before it are its inputs; of a dict
+    the label is the value of a key such as "label" (LABEL_KEYS).
     """
     if not is_dataset(data):
         if len(data) == 2 and all(map(is_dataset, data)):  # for training, and for tests
@@ -206,19 +219,85 @@ def pairs_of(data: Any) -> tuple[Any, ...]:
     if subset_of is not None and hasattr(data, "indices"):  # a part of one, of random_split say
         values = [tensor[list(data.indices)] for tensor in subset_of]
     if values is None:
-        if not hasattr(data, "__len__"):
-            raise DataError(f"{WHERE}: a {type(data).__name__} without a length; {USAGE}")
-        rows = [data[i] for i in range(len(data))]
-        values = [
-            np.stack(
-                [from_tensor("an example", v) if is_tensor(v) else np.asarray(v) for v in column]
-            )
-            for column in zip(*rows, strict=True)
-        ]
+        return read_examples(data)
     if len(values) < 2:
         raise DataError(f"{WHERE}: the examples of a {type(data).__name__} have no labels; {USAGE}")
     *inputs, labels = values
     return (inputs[0] if len(inputs) == 1 else tuple(inputs)), labels
+
+
+def read_examples(data: Any) -> tuple[Any, Any]:
+    """Return the inputs and labels of a torch Dataset, whose examples are tuples or dicts.
+
+    Each example is read once. Raises DataError if that fails, or if an example has no label.
+    """
+    kind = type(data).__name__
+    if not hasattr(data, "__len__"):
+        raise DataError(f"{WHERE}: a {kind} without a length; {USAGE}")
+    rows = []
+    for i in range(len(data)):
+        try:
+            rows.append(data[i])
+        except Exception as error:  # a user's code may raise anything
+            raise DataError(
+                f"{WHERE}: example {i} of a {kind} cannot be read: {type(error).__name__}: "
+                f"{first_line(error)}"
+            ) from error
+    if not rows:
+        raise DataError(f"{WHERE}: a {kind} has no examples; {USAGE}")
+    if all(isinstance(row, Mapping) for row in rows):
+        return from_dicts(kind, rows)
+    for i, row in enumerate(rows):
+        problem = ""
+        if not isinstance(row, tuple | list) or len(row) < 2:
+            problem = f"is a {type(row).__name__} without a label"
+        elif len(row) != len(rows[0]):
+            problem = f"has {len(row)} parts, but example 0 has {len(rows[0])}"
+        if problem:
+            raise DataError(
+                f"{WHERE}: example {i} of a {kind} {problem}; return a tuple (inputs, label) for "
+                f"each"
+            )
+    *inputs, labels = (stack(kind, column) for column in zip(*rows, strict=True))
+    return (inputs[0] if len(inputs) == 1 else tuple(inputs)), labels
+
+
+def from_dicts(kind: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
+    """Return the inputs and labels of examples that are dicts; several inputs keep their names.
+
+    kind: the type of the data set, for messages. Raises DataError unless one key names a label.
+    """
+    names = list(rows[0])
+    labels = [name for name in names if name in LABEL_KEYS]
+    if len(labels) != 1 or len(names) < 2 or any(row.keys() != rows[0].keys() for row in rows):
+        raise DataError(
+            f"{WHERE}: the examples of a {kind} are dicts (the first has {join_few(names, 8)}), "
+            f"and not all have inputs and one label by the same keys, of which "
+            f"{join_few(LABEL_KEYS, 8)} name a label; return a tuple (inputs, label)"
+        )
+    columns = {name: stack(kind, [row[name] for row in rows]) for name in names}
+    y = columns.pop(labels[0])
+    return (columns if len(columns) > 1 else columns.popitem()[1]), y
+
+
+def stack(kind: str, values: Sequence[Any]) -> Any:
+    """Return one input or the label of all examples as an array [n, ...], or a dict of these.
+
+    kind: the type of the data set, for messages. Raises DataError if their shapes differ.
+    """
+    if isinstance(values[0], Mapping):
+        names = list(values[0])
+        if all(isinstance(value, Mapping) and list(value) == names for value in values):
+            return {name: stack(kind, [value[name] for value in values]) for name in names}
+    try:
+        return np.stack(
+            [from_tensor("an example", v) if is_tensor(v) else np.asarray(v) for v in values]
+        )
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{WHERE}: the examples of a {kind} are no arrays of one shape: {first_line(error)}; "
+            f"resize or pad them, and return several inputs as (input1, input2, label)"
+        ) from error
 
 
 def refuse_empty(clients: Sequence[Any]) -> None:

@@ -1,6 +1,7 @@
 """Data of a call: every form becomes the data set that a file of the same contents has."""
 
 import os
+import random
 
 import numpy as np
 import pandas
@@ -77,12 +78,75 @@ def test_data_sets_of_torch_are_their_tensors(tmp_path):
 def test_short_floats_that_numpy_lacks_become_float32(dtype):
     x, y = torch.from_numpy(IMAGES).to(dtype), torch.from_numpy(LABELS)
     pairs = [(x[i], int(y[i])) for i in range(N)]
-    rows = type("Rows", (Dataset,), {"__len__": lambda s: N, "__getitem__": lambda s, i: pairs[i]})
     wanted = convert((x.float(), y)).file
-    for data in ((x, y), TensorDataset(x, y), rows()):
+    for data in ((x, y), TensorDataset(x, y), Rows(pairs.__getitem__)):
         assert convert(data).arrays["x_train"].dtype == np.float32
         assert convert(data).file == wanted
     assert convert((x.half(), y)).arrays["x_train"].dtype == np.float16
+
+
+class Rows(Dataset):
+    """A data set of torch whose examples a function reads, with this number of them."""
+
+    def __init__(self, read, n=N):
+        self.read, self.n = read, n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        return self.read(i)
+
+
+def test_random_transforms_are_drawn_anew_for_each_client_and_alike_in_each_call():
+    def noisy(i):
+        return torch.from_numpy(TABLE[i]) + torch.rand(5) + random.random(), int(LABELS[i])
+
+    rows = Rows(noisy)
+    state = torch.get_rng_state()
+    both = convert([rows, rows])
+    assert convert([rows, rows]).file == both.file
+    assert torch.equal(torch.get_rng_state(), state)
+    x = both.arrays["x_train"] - np.r_[TABLE, TABLE]
+    assert len(np.unique(x.round(5))) > 9 * N and x.min() > 0
+
+
+def test_the_examples_of_a_data_set_may_be_dicts_with_a_label():
+    wanted = convert((TABLE, LABELS)).file
+    assert convert(Rows(lambda i: {"x": TABLE[i], "label": LABELS[i]})).file == wanted
+    assert convert(Rows(lambda i: {"target": int(LABELS[i]), "age": TABLE[i]})).file == wanted
+    named = convert({"x_train": {"image": IMAGES, "age": TABLE}, "y_train": LABELS}).file
+    several = Rows(lambda i: {"image": IMAGES[i], "age": TABLE[i], "y": LABELS[i]})
+    inside = Rows(lambda i: ({"image": IMAGES[i], "age": TABLE[i]}, LABELS[i]))
+    assert convert(several).file == convert(inside).file == named
+    assert convert([several, inside]).fields["clients"] == 2
+
+
+def fail(i):
+    raise OSError(f"no file {i}.png")
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (
+            lambda i: {"x": TABLE[i], "stars": 1},
+            r"has x, stars\).*return a tuple \(inputs, label\)",
+        ),
+        (lambda i: {"x": TABLE[i], "y": 1, "label": 1}, "has x, y, label"),
+        (lambda i: {"x": TABLE[i], "y": 1} | ({"z": 1} if i else {}), "by the same keys"),
+        (lambda i: torch.from_numpy(TABLE[i]), r"example 0 of a Rows is a Tensor without a label"),
+        (lambda i: (TABLE[i],) * (i + 2), "example 1 of a Rows has 3 parts, but example 0 has 2"),
+        (lambda i: (TABLE[i][: i + 1], 1), "of a Rows are no arrays of one shape"),
+        (lambda i: ((TABLE[i], IMAGES[i]), 1), r"several inputs as \(input1, input2, label\)"),
+        (fail, "example 0 of a Rows cannot be read: OSError: no file 0.png"),
+    ],
+)
+def test_examples_that_are_no_inputs_with_a_label_are_one_message(read, words):
+    with pytest.raises(DataError, match="a Rows has no examples"):
+        convert(Rows(read, 0))
+    with pytest.raises(DataError, match=words):
+        convert(Rows(read, 3))
 
 
 class Matrix:
