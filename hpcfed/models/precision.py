@@ -26,7 +26,7 @@ autocast: the context takes time in each step, which small models would notice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import cache, partial
@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
@@ -50,6 +50,11 @@ FACTORS = {nn.GRU: 8, Attend: 4}
 CONV_GROUP = 8  # input channels per group of a convolution
 NORM_GROUP = 16  # channels per group of group normalisation
 PRODUCTS = (nn.Linear, _ConvNd)  # layers whose weights multiply one input
+MULTIPLY = {  # the functions with which these layers, and LoRA, multiply
+    *(F.linear, F.conv1d, F.conv2d, F.conv3d),
+    *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+    *(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm),
+}
 # those that choose
 LAYERS = (*PRODUCTS, nn.RNNBase, nn.GroupNorm, nn.MultiheadAttention, Attend)
 is_enabled = torch.is_autocast_enabled  # each layer asks, and may take only 10 us
@@ -161,8 +166,8 @@ def _compute_low(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
             with full(x.device):
                 return _forward(module)(*_raise_all(args), **_raise_all(named))
         if isinstance(module, PRODUCTS) and not x.is_cuda and is_emulated():
-            with full(x.device):
-                return compute_rounded(module, x)
+            with full(x.device), _Rounded():
+                return _forward(module)(*args, **named)
     return _forward(module)(*args, **named)
 
 
@@ -172,28 +177,25 @@ def is_emulated() -> bool:
     return find_bfloat16() == ""
 
 
-def compute_rounded(layer: nn.Module, x: Tensor) -> Tensor:
-    """Compute a linear layer or a convolution as bfloat16 does, by float32; returns bfloat16.
+class _Rounded(TorchFunctionMode):
+    """Computes products inside the block as autocast does, by float32; they return bfloat16.
 
-    Gradients of inputs, weights and outputs are rounded as theirs are.
+    All that is multiplied is rounded: inputs, weights, also frozen ones, and what a layer computes
+    of its weights, as LoRA's sum of a frozen matrix and a product. Gradients of inputs, weights and
+    outputs are rounded as theirs are.
     """
-    weights = {f"layer.{name}": _round(weight) for name, weight in layer.named_parameters()}
-    return functional_call(_Own(layer), weights, _round(x)).bfloat16()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function not in MULTIPLY:
+            return function(*args, **(kwargs or {}))
+        return function(*_round(args), **_round(kwargs or {})).bfloat16()
 
 
-def _round(value: Tensor) -> Tensor:
-    return value.bfloat16().float()
-
-
-class _Own(nn.Module):
-    """A layer's own forward, without its hooks."""
-
-    def __init__(self, layer: nn.Module):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _forward(self.layer)(x)
+def _round(values: Any) -> Any:
+    """Return arguments with their tensors rounded to bfloat16, as float32."""
+    return _each_tensor(values, lambda value: value.bfloat16().float())
 
 
 def _forward(module: nn.Module) -> Any:
@@ -203,11 +205,16 @@ def _forward(module: nn.Module) -> Any:
 
 def _raise_all(values: Any) -> Any:
     """Return arguments with their bfloat16 tensors as float32."""
+    return _each_tensor(values, raised)
+
+
+def _each_tensor(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return arguments with each tensor changed."""
     if isinstance(values, tuple):
-        return tuple(map(_raise_all, values))
+        return tuple(_each_tensor(value, change) for value in values)
     if isinstance(values, dict):
-        return {name: _raise_all(value) for name, value in values.items()}
-    return raised(values)
+        return {name: _each_tensor(value, change) for name, value in values.items()}
+    return change(values) if isinstance(values, Tensor) else values
 
 
 def stays_float32(layer: nn.Module, x: Tensor) -> bool:

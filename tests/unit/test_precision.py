@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.algorithms.personal.factors import factorise
+from hpcfed.core import rng
 from hpcfed.models import build, precision
+from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.model import Head, Model
 from hpcfed.models.precision import (
     SMALL,
@@ -201,6 +203,10 @@ def test_a_forward_that_a_user_has_set_on_one_module_is_what_it_computes():
     assert torch.equal(model(x), want)
 
 
+def is_rounded(value: Tensor) -> bool:
+    return torch.equal(value, value.bfloat16().to(value.dtype))
+
+
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
@@ -227,8 +233,31 @@ def test_without_its_instructions_bfloat16_is_computed_by_float32(
         y.float().square().sum().backward()
         tensors[emulated] = [y.detach(), x.grad, *(weight.grad for weight in layer.parameters())]
     for ours, torchs in zip(tensors[True], tensors[False], strict=True):
-        assert torch.equal(ours, ours.bfloat16().to(ours.dtype))
+        assert is_rounded(ours) == is_rounded(torchs)  # not the gradients of reflected borders
         assert torch.dist(ours.float(), torchs.float()) < 0.02 * torchs.float().norm()
+
+
+def test_frozen_and_lora_weights_are_rounded_as_autocast_does_without_its_instructions(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """LoRA's product is rounded, and so is its sum with the frozen weight; frozen layers too."""
+    frozen, lora = nn.Linear(1000, 500), nn.Linear(1000, 500)
+    Finetuning(train=("none",)).restrict(frozen, None)
+    assert not list(frozen.parameters())
+    with rng.scoped(0, "init", 0):
+        Finetuning(lora=4).restrict(lora, None)
+    with torch.no_grad():
+        lora.parametrizations.weight[0].b.copy_(torch.linspace(-1, 1, 2000).sin().reshape(500, 4))
+    x = torch.linspace(-1, 1, 16_000).sin().reshape(16, 1000)
+    for layer in (frozen, lora):
+        choose_precisions(layer)
+        outputs = {}
+        for emulated in (False, True):
+            monkeypatch.setattr(precision, "is_emulated", lambda emulated=emulated: emulated)
+            with autocast("bf16", CPU):
+                outputs[emulated] = layer(x)
+        differs = outputs[True] != outputs[False]
+        assert differs.double().mean() < 0.01  # the sums' order
 
 
 def test_a_layers_own_forward_is_computed_where_bfloat16_is_emulated(
