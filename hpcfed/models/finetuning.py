@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -132,9 +133,8 @@ class Finetuning:
             prefix = f"{path}." if path else ""
             freeze(module, partial(self.is_frozen, prefix), prefix, base)
         for module, name in layers:
-            parametrize.register_parametrization(
-                module, name, Lora(getattr(module, name), self.lora)
-            )
+            lora = Lora(getattr(module, name), self.lora, is_transposed(module))
+            parametrize.register_parametrization(module, name, lora)
         model.frozen = frozenset(n for n, _ in model.named_buffers()) - buffers  # type: ignore[assignment]
 
     def is_frozen(self, prefix: str, name: str) -> bool:
@@ -144,7 +144,8 @@ class Finetuning:
     def adapted(self, model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         """Yield the matrices to which LoRA adds: the frozen ones of linear and attention layers."""
         for path, module in model.named_modules():
-            names: tuple[str, ...] = ("weight",) if isinstance(module, nn.Linear) else ()
+            linear = isinstance(module, nn.Linear) or is_transposed(module)
+            names: tuple[str, ...] = ("weight",) if linear else ()
             names = ATTENTION if isinstance(module, nn.MultiheadAttention) else names
             for name in names:
                 if getattr(module, name, None) is not None and not self.wanted(f"{path}.{name}"):
@@ -185,21 +186,33 @@ def sha256(path: Path) -> str:
         raise ConfigError(f"models.weights: {path}: cannot be read: {error}") from error
 
 
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether this is a linear layer of transformers with the weight [inputs, outputs].
+
+    GPT-2 and models after it have such layers; transformers is not imported for that.
+    """
+    transformers = sys.modules.get("transformers.pytorch_utils")
+    return transformers is not None and isinstance(layer, transformers.Conv1D)
+
+
 class Lora(nn.Module):
     """LoRA's low-rank addition to a weight: W -> W + B A.
 
-    W: [m, n].  b: [m, rank], initially zeros.  a: [rank, n].
+    W: [m, n], or its transpose [n, m] if `transposed`.  b: [m, rank], initially zeros.
+    a: [rank, n].
     """
 
-    def __init__(self, weight: Tensor, rank: int):
+    def __init__(self, weight: Tensor, rank: int, transposed: bool = False):
         super().__init__()
-        m, n = weight.shape
+        self.transposed = transposed
+        m, n = reversed(weight.shape) if transposed else weight.shape
         self.a = nn.Parameter(weight.new_empty(rank, n))
         self.b = nn.Parameter(weight.new_zeros(m, rank))
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.b @ self.a
+        addition = self.b @ self.a
+        return weight + (addition.T if self.transposed else addition)
 
 
 def freeze(

@@ -12,6 +12,7 @@ import hpcfed
 from hpcfed.algorithms.global_model.fedclip import contrast_pairs
 from hpcfed.comm import Serial
 from hpcfed.core import rng
+from hpcfed.core.compat import prepare_torchvision
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.engine.job_warnings import odd_settings
 from hpcfed.models import build, clip, pretrained
@@ -139,6 +140,22 @@ def test_lora_reaches_the_matrices_of_attention_layers():
     grad = layer.self_attn.parametrizations.in_proj_weight[0].b.grad
     assert grad.shape == (24, 2) and grad.abs().sum() > 0
     assert plain_state(layer).keys() == before.keys()
+
+
+def test_lora_reaches_the_linear_layers_of_gpt_2_which_hold_their_weights_transposed():
+    prepare_torchvision()  # transformers imports it
+    layer = pytest.importorskip("transformers.pytorch_utils").Conv1D(6, 4)  # 4 inputs
+    model = torch.nn.Sequential(layer)
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(1))
+    before = model(x)
+    Finetuning(lora=2).restrict(model, None)
+    lora = layer.parametrizations.weight[0]
+    assert lora.a.shape == (2, 4) and lora.b.shape == (6, 2) and not lora.b.any()
+    assert torch.equal(model(x), before)
+    with torch.no_grad():
+        lora.b += 0.1
+    assert torch.allclose(model(x), before + x @ lora.a.T @ lora.b.T)
+    assert plain_state(model)["0.weight"].shape == (4, 6)
 
 
 def test_statistics_that_are_not_named_stay_and_are_used_as_they_are():
