@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.inputs import zeros
 from hpcfed.core.payload import LEAVES, map_tensors, on_device, row_major, tensors
+from hpcfed.core.registry import outside
 from hpcfed.models import build, for_shapes
 from hpcfed.models.cost import work
 from hpcfed.models.finetuning import Finetuning
@@ -107,6 +109,13 @@ class ClientStore:
         store.starts = {}
         return store
 
+    def scoped(self, architecture: str, *key: str | int) -> AbstractContextManager[object]:
+        """Seed torch's global generator in a block that makes or calls a model of this name.
+
+        If it is the user's own, NumPy's and Python's are seeded too.  key: names the draws.
+        """
+        return rng.scoped(self.seed, *key, everywhere=any(outside(architecture)))
+
     def new(self, architecture: str, shape: tuple[int, ...] | None = None) -> Model | Pair:
         """Build a new model, with the weights of `hpcfed.models.build`."""
         of_examples, *others = self.recipe
@@ -137,7 +146,7 @@ class ClientStore:
         It is {} without run.precision = "bf16". See `least_batches`.
         """
         if self.precision == "bf16" and (architecture, None) not in self.least:
-            with rng.scoped(self.seed, "precision", architecture):
+            with self.scoped(architecture, "precision", architecture):
                 self.build(architecture)
         return self.least.get((architecture, None), {})
 
@@ -147,14 +156,14 @@ class ClientStore:
         """Return `least_batches` of this new model, computed once for its architecture."""
         if (architecture, shape) not in self.least:
             x = zeros(shape or self.form[0], 1, self.vocabulary)
-            with rng.scoped(self.seed, "precision", architecture):
+            with self.scoped(architecture, "precision", architecture):
                 self.least[architecture, shape] = least_batches(model, x)
         return self.least[architecture, shape]
 
     def base(self, architecture: str, shape: tuple[int, ...] | None) -> dict[str, Tensor]:
         """Return the frozen tensors of the model that client 0 would start from."""
         if (architecture, shape) not in self.bases:
-            with rng.scoped(self.seed, "init", 0):
+            with self.scoped(architecture, "init", 0):
                 model = self.new(architecture, shape)
             self.finetuning.start(model, architecture, self.recipe[-1])
             named = [*model.named_parameters(), *model.named_buffers()]
@@ -172,7 +181,7 @@ class ClientStore:
         shape: of the module's inputs, if they are not examples.
         """
         if (architecture, owner) not in self.skeletons:
-            with rng.scoped(self.seed, "module", architecture):
+            with self.scoped(architecture, "module", architecture):
                 model = (
                     self.build(architecture, shape)
                     if self.starts is None
@@ -213,7 +222,7 @@ class ClientStore:
 
     def start(self, architecture: str, k: int, shape: tuple[int, ...] | None = None) -> Skeleton:
         """Build a model on the CPU whose weights are drawn from client k's stream."""
-        with rng.scoped(self.seed, "init", k):
+        with self.scoped(architecture, "init", k):
             return Skeleton(self.build(architecture, shape))
 
     def activate(self, client: Client) -> Skeleton:

@@ -10,7 +10,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import numpy as np
@@ -69,25 +69,30 @@ def keep_states() -> Iterator[None]:
 
 @contextmanager
 def scoped(
-    seed: int, *key: str | int, device: torch.device | str = "cpu"
+    seed: int, *key: str | int, device: torch.device | str = "cpu", everywhere: bool = False
 ) -> Iterator[Callable[[], bool]]:
     """Seed torch's global generator inside the block, and restore it afterwards.
 
     This serves library code that takes no generator (dropout, torch.nn.init). No collective may run
     inside: ranks that are threads enter one after the other.
+    everywhere: also those of NumPy and Python, from which users' code may draw.
     Yields a function that returns whether anything has been drawn in the block.
     """
-    with _GLOBAL, _torch_seeded(number(seed, *key), device) as generators:
+    value = number(seed, *key)
+    others = _others_seeded(value) if everywhere else nullcontext()
+    with _GLOBAL, _torch_seeded(value, device) as generators, others:
         begin = [generator.get_state() for generator in generators]
+        begin_of_others = _states_of_others() if everywhere else None
 
         def drawn() -> bool:
             now = [generator.get_state() for generator in generators]
-            return not all(map(torch.equal, begin, now))
+            same_of_others = not everywhere or _states_of_others() == begin_of_others
+            return not (same_of_others and all(map(torch.equal, begin, now)))
 
         yield drawn
 
 
-_spare: list[np.random.MT19937] = []  # for `scoped_everywhere`; to make one takes 0.2 ms
+_spare: list[np.random.MT19937] = []  # for `_others_seeded`; to make one takes 0.2 ms
 
 
 @contextmanager
@@ -100,19 +105,31 @@ def scoped_everywhere(
     run inside, and ranks that are threads would disturb each other's draws.
     """
     value = number(seed, *key)
+    with _torch_seeded(value, device), _others_seeded(value):
+        yield
+
+
+@contextmanager
+def _others_seeded(value: int) -> Iterator[None]:
+    """Seed the global generators of NumPy and Python in the block, and restore them."""
     of_python = random.getstate()
     of_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
     twister = _spare.pop() if _spare else np.random.MT19937()
-    with _torch_seeded(value, device):
-        np.random.set_bit_generator(twister)  # type: ignore[attr-defined]
-        np.random.seed(value % 2**32)
-        random.seed(value)
-        try:
-            yield
-        finally:
-            np.random.set_bit_generator(of_numpy)  # type: ignore[attr-defined]
-            _spare.append(twister)
-            random.setstate(of_python)
+    np.random.set_bit_generator(twister)  # type: ignore[attr-defined]
+    np.random.seed(value % 2**32)
+    random.seed(value)
+    try:
+        yield
+    finally:
+        np.random.set_bit_generator(of_numpy)  # type: ignore[attr-defined]
+        _spare.append(twister)
+        random.setstate(of_python)
+
+
+def _states_of_others() -> tuple[object, ...]:
+    """Return the states of the global generators of Python and NumPy, to be compared."""
+    name, words, *others = np.random.get_state()
+    return random.getstate(), name, np.asarray(words).tobytes(), others
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpcfed.core import rng
 from hpcfed.engine import balance
 from hpcfed.engine.memory_check import step
 from hpcfed.machine.assignment import place
@@ -85,7 +84,7 @@ def measured(fed: Federation, kinds: list[str]) -> dict[str, float]:
 def seconds(fed: Federation, kind: str) -> float:
     """Return the seconds per example of a step with the job's batch size."""
     batch = min(fed.job.local.batch, fed.largest)
-    with rng.scoped(fed.seed, "calibration", kind, device=fed.device):
+    with fed.scoped("calibration", kind):
         skeleton = Skeleton(fed.store.build(kind), fed.device)
         run = prepared(partial(step, fed, skeleton, batch), fed)
         return timed(run, fed.device) / batch

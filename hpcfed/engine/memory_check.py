@@ -18,7 +18,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
 from hpcfed.comm.collective_errors import on_all_ranks
-from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import zeros
 from hpcfed.core.shapes import each, parts
@@ -162,7 +161,7 @@ def peak(fed: Federation, architecture: str) -> int:
         (int(fed.sizes[k]) for k in fed.clients if fed.architectures[k] == architecture), default=1
     )
     batch = max(1, min(fed.job.local.batch, largest))
-    with rng.scoped(fed.seed, "memory", architecture, device=fed.device):
+    with fed.scoped("memory", architecture):
         skeleton = Skeleton(fed.store.build(architecture), fed.device)
         if fed.device.type == "cuda":
             return measure_step(fed, lambda: step(fed, skeleton, batch), architecture)

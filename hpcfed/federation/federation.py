@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +17,7 @@ from hpcfed.core import rng, user_code
 from hpcfed.core.inputs import prepare
 from hpcfed.core.params import Mean, Params, Per, Term
 from hpcfed.core.payload import nbytes, row_major, uncounted
+from hpcfed.core.registry import outside
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.label_counts import ChangedCounts
 from hpcfed.federation.participants import Participants
@@ -121,11 +122,11 @@ class Federation:
     between clients and this one), `attack` (of clients on the others; None: there is none),
     `account` (what the run has cost in privacy; None: nobody counts it) and its `noise_multiplier`,
     `shapes_of_means` (of tensors of which clients send pieces, by name, as `note_shapes` notes
-    them), `begin` (opens a round), `seeded` (draws of a user's hooks), `data`, `gpu`, `cores`,
-    `trial` (notes, if only shapes and bytes count: then a training takes one step or none, and a
-    pass over examples computes three of them), `stays` (whether all that clients compute now stays
-    with them, as in a block of `stay_with_clients`), `counting` (labels of others than clients' own
-    examples).
+    them), `begin` (opens a round), `seeded` (draws of a user's hooks), `scoped` (draws of models),
+    `data`, `gpu`, `cores`, `trial` (notes, if only shapes and bytes count: then a training takes
+    one step or none, and a pass over examples computes three of them), `stays` (whether all that
+    clients compute now stays with them, as in a block of `stay_with_clients`), `counting` (labels
+    of others than clients' own examples).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     cores: physical cores that the ranks of rank 0's node may use together.
@@ -365,6 +366,19 @@ class Federation:
             return
         with rng.scoped_everywhere(self.seed, "hooks", *key, device=self.device):
             yield
+
+    def scoped(self, *key: str | int) -> AbstractContextManager[Callable[[], bool]]:
+        """Seed torch's global generator in a block that calls models, as `rng.scoped` does.
+
+        If a model of the job is the user's own, NumPy's and Python's are seeded too.
+        key: names the draws.
+        """
+        return rng.scoped(self.seed, *key, device=self.device, everywhere=self._has_users_models)
+
+    @cached_property
+    def _has_users_models(self) -> bool:
+        models = self.job.models
+        return any(any(outside(name)) for name in (*models.mix, models.proxy, models.server))
 
     def _turn(self, group: Sequence[int], task: int) -> tuple[str | int, ...]:
         """Return the name of a turn of these clients, which no other turn of the run has."""

@@ -48,7 +48,7 @@ def predict(models: Sequence[Trained], examples: Examples) -> Iterator[Table]:
         with (
             torch.no_grad(),
             threads(job.get("run", {}).get("threads", 1)),
-            rng.scoped(job.get("seed", 0), "predict", i),  # for models that draw
+            rng.scoped(job.get("seed", 0), "predict", i, everywhere=True),  # for models that draw
         ):
             soft = mean_soft(models, x).numpy()
         columns = task.report(soft, about.labels)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.core import user_code
+from hpcfed.core import rng, user_code
 from hpcfed.core.errors import ConfigError, first_line
 from hpcfed.tasks.task import Metric
 
@@ -51,12 +51,17 @@ def check(name: str) -> None:
 
 
 def evaluate(name: str, task: Task | None, answers: Answers) -> float:
-    """Return the user's metric of these answers; raises OwnError if that fails."""
+    """Return the user's metric of these answers; raises OwnError if that fails.
+
+    What it draws from global generators is the same in each call, also in another process.
+    """
     assert task is not None  # of `Task.metric`
     function = user_code.load("evaluate.metrics", name, FORM)
     labels, scores = task.scored(answers)
     try:
-        value = np.asarray(function(labels, scores), dtype=float)
+        with rng.scoped(0, "metric", name, everywhere=True):  # for a bootstrap
+            result = function(labels, scores)
+        value = np.asarray(result, dtype=float)
     except Exception as error:
         raise user_code.OwnError(
             f"{user_code.line_of(function)}: the metric {name} of labels {list(labels.shape)} and "

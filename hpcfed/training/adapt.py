@@ -108,7 +108,7 @@ def fisher(fed: Federation, client: Client, t: int) -> Params:
     draws = rng.torch_stream(fed.seed, "fisher", "augment", t, client.id, device=fed.device)
     with (
         client.borrowed(),
-        rng.scoped(fed.seed, "fisher", "dropout", t, client.id, device=fed.device),
+        fed.scoped("fisher", "dropout", t, client.id),
     ):
         skeleton.model.train()
         for rows in parts:

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.core import rng
 from hpcfed.tasks.task import Answers, concat
 from hpcfed.training.batches import chunks
 
@@ -62,7 +61,7 @@ def draws(
 
     By default the block makes a client's predictor.
     """
-    return rng.scoped(fed.seed, purpose, client.id, device=fed.device)
+    return fed.scoped(purpose, client.id)
 
 
 def score(fed: Federation, client: Client, predict: Predict, validate: bool = False) -> Score:
@@ -103,13 +102,13 @@ def common(fed: Federation, predict: Predict, test: Shard | None = None) -> floa
     test, task = fed.data.test if test is None else test, fed.task
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
-        with rng.scoped(fed.seed, "evaluate", "common", device=fed.device) as has_drawn:
+        with fed.scoped("evaluate", "common") as has_drawn:
             answers = answer(fed, predict, test)
             drew = has_drawn()
         if drew:
             parts = []
             for i, row in enumerate(test.ids.tolist()):
-                with rng.scoped(fed.seed, "evaluate", "common", row, device=fed.device):
+                with fed.scoped("evaluate", "common", row):
                     parts += answer(fed, predict, test.pick(np.array([i])))
             answers = [concat(parts)] if parts else []
     fed.exchange.wait("common metric")

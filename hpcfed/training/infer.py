@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfed.core import rng
 from hpcfed.training.batches import chunks
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def outputs(fed: Federation, of: Callable[[Tensor], Tensor], data: Shard) -> Ten
     of: takes prepared inputs [b, *shape]. The result is on the device. The caller sets the model to
     eval or train mode. A model that draws does so from a stream of the round.
     """
-    with rng.scoped(fed.seed, "outputs", fed.t, device=fed.device):
+    with fed.scoped("outputs", fed.t):
         return in_chunks(fed, len(data), lambda rows: of(fed.prepare(data.batch(rows)[0])))
 
 

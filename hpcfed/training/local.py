@@ -130,9 +130,7 @@ class LocalSteps:
             self.model.train()
         self.stack = ExitStack()
         self.stack.enter_context(freeze(self.model, self.only))
-        self.stack.enter_context(
-            rng.scoped(fed.seed, self.phase, "dropout", *key, device=fed.device)
-        )
+        self.stack.enter_context(fed.scoped(self.phase, "dropout", *key))
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
@@ -315,7 +313,7 @@ def gradient(
         noisy = examples.PrivateGradient(fed, client, t, phase, names, client.n)
     skeleton.model.train()
     skeleton.zero_grad()
-    with rng.scoped(fed.seed, phase, "dropout", t, client.id, device=fed.device):
+    with fed.scoped(phase, "dropout", t, client.id):
         for rows in plan:
             x, y = data.batch(rows)
             prepared = inputs(fed, x, 1, draws)

@@ -135,7 +135,7 @@ def fit(
         steps, n, size = 1, min(n, FEW), FEW
     total = steps or epochs * math.ceil(n / size)
     plan = batches(n, size, total, True, rng.stream(fed.seed, *key, "batches"))
-    with rng.scoped(fed.seed, *key, "dropout", device=fed.device):
+    with fed.scoped(*key, "dropout"):
         for done, rows in enumerate(plan):
             if schedule == "cosine":
                 descent.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * done / total))

@@ -40,12 +40,19 @@ CARELESS = [
     *SMALL,
     *shlex.split("--algorithm.name tests.system.careless:Careless --models.mix mlp"),
 ]
+# with a method of hpcfed, which seeds nothing for its own hooks
+DRAWING = [
+    *SMALL,
+    *shlex.split("--models.mix tests.system.careless:Drawing --algorithm.name fedavg"),
+    *shlex.split("--evaluate.metrics tests.system.careless:bootstrap"),
+]
 CASES = {
     "paper": PAPER,
     "metrics": METRICS,
     "two": TWO_CLIENTS,
     "faulty": [*SMALL, *FAULTY],
     "careless": [*SMALL, *CARELESS],
+    "drawing": DRAWING,
 }
 
 
@@ -81,8 +88,11 @@ def test_the_four_architectures_give_the_same_bits_on_1_and_3_ranks(runs):
     )
 
 
-def test_draws_and_views_of_a_users_method_have_the_same_bits_on_any_ranks(folder, outcomes):
-    digests = [digest(folder / "careless" / str(ranks)) for ranks in RANKS]
+@pytest.mark.parametrize("case", ["careless", "drawing"])
+def test_draws_of_users_methods_models_and_metrics_have_the_same_bits_on_any_ranks(
+    folder, outcomes, case
+):
+    digests = [digest(folder / case / str(ranks)) for ranks in RANKS]
     assert digests[0] == digests[1]
 
 

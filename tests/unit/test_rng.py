@@ -63,6 +63,17 @@ def test_an_error_inside_a_scope_restores_the_generator_too():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_a_scope_everywhere_seeds_all_global_generators_and_notices_a_draw_from_any():
+    draws = []
+    for draw in (np.random.rand, random.random, lambda: torch.rand(1).item()):
+        with scoped(0, "a", everywhere=True) as drawn:
+            before = drawn()
+            draws.append(draw())
+            assert (before, drawn()) == (False, True)
+        with scoped(0, "a", everywhere=True):
+            assert draw() == draws[-1]
+
+
 def test_a_scope_for_users_code_names_all_global_generators_also_in_another_scope():
     def draw():
         return torch.rand(1).item(), np.random.rand(), random.random()

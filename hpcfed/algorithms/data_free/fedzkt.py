@@ -147,7 +147,7 @@ class FedZKT(RoundBased):
         trained = parameters(fed.module(kind))
         leaves = [v.requires_grad_() for name, v in Fs.items() if trained(name)]
         descent = torch.optim.SGD(leaves, self.server_lr)
-        with rng.scoped(fed.seed, "game", "dropout", t, device=fed.device):
+        with fed.scoped("game", "dropout", t):
             for _ in range(self.server_steps):
                 best.zero_grad()
                 x = make(G)
@@ -182,7 +182,7 @@ class FedZKT(RoundBased):
             learnt, trained = model.clone(), parameters(fed.module(kind))
             leaves = [v.requires_grad_() for name, v in learnt.items() if trained(name)]
             descent = torch.optim.SGD(leaves, self.server_lr)
-            with rng.scoped(fed.seed, "lessons", "dropout", t, k, device=fed.device):
+            with fed.scoped("lessons", "dropout", t, k):
                 for _ in range(self.distil_steps):
                     with torch.no_grad():
                         x = generator.make(state.generator, self.server_batch, g)

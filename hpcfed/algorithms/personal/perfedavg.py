@@ -25,7 +25,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Upload, rng
+from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Upload
 from hpcfed.algorithms.base import score_server
 from hpcfed.config.conditions import field, other_than
 from hpcfed.training.local import Loss, gradient
@@ -107,9 +107,7 @@ class PerFedAvg(RoundBased):
         ends, fed = [], steps.fed
         for sign in (1, -1):
             steps.skeleton.flat[: len(w)] = w + sign * self.delta * g
-            with rng.scoped(
-                fed.seed, "hessian", steps.t, steps.client.id, len(steps.losses), device=fed.device
-            ):
+            with fed.scoped("hessian", steps.t, steps.client.id, len(steps.losses)):
                 steps.backward(steps.value(loss, *batch))
             ends.append(steps.skeleton.grad.clone())
         return (ends[0] - ends[1]) / (2 * self.delta)
