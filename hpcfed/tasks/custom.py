@@ -68,6 +68,11 @@ def evaluate(name: str, task: Task | None, answers: Answers) -> float:
             f"scores {list(scores.shape)} raises {type(error).__name__}: {first_line(error)}; "
             f"return nan where it is not defined"
         ) from error
+    if result is None:  # of which NumPy makes nan
+        raise user_code.OwnError(
+            f"{user_code.line_of(function)}: the metric {name} returns None (is a `return` "
+            f"missing?); return a number"
+        )
     if value.size != 1:
         raise user_code.OwnError(
             f"{user_code.line_of(function)}: the metric {name} returns {list(value.shape)} "

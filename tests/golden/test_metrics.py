@@ -188,6 +188,15 @@ def test_a_failing_function_is_one_message_with_its_line():
         compute([f"{__name__}:misses_labels"], TWO)
 
 
+def forgets_to_return(labels: np.ndarray, scores: np.ndarray) -> None:
+    library.brier_score_loss(labels, scores)
+
+
+def test_a_function_that_returns_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"forgets_to_return returns None \(is a `return` missing"):
+        compute([f"{__name__}:forgets_to_return"], TWO)
+
+
 def test_logits_are_kept_only_for_a_metric_that_needs_them():
     batch = [(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 4)]
     assert CLASSES.score(batch, ["accuracy"])[-1] is None
