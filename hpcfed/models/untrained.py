@@ -1,10 +1,12 @@
-"""Parts of a user's own model that no client would train, found before the run.
+"""Parts of a user's own model that no client would train or store, found before the run.
 
 A layer in a plain list, or one that forward takes from elsewhere, is no parameter of the model:
 nobody trains or sends it. A parameter that forward uses under `torch.no_grad` gets no gradient, and
 a layer that several models share belongs to no client. Nothing of this raises an exception in
 training. A tensor that is drawn and is no buffer is not stored either: a model that is built again,
-as for an export, would have another one.
+as for an export, would have another one. What
+forward changes is shared by all clients of a rank, unless it is a floating-point buffer that is
+changed in place.
 
 A parameter that forward does not use at all is not refused: a user's own loss may use it, or
 forward for other inputs.
@@ -27,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from hpcfed.core import rng, user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import Inputs, zeros
-from hpcfed.core.shapes import Shapes
+from hpcfed.core.shapes import Shapes, each
 from hpcfed.core.wording import join_few
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.user_model import call_by_keyword, make, name_of, run
@@ -35,6 +37,7 @@ from hpcfed.models.without_weights import without_weights
 
 INTERNAL = frozenset(vars(nn.Module()))  # attributes that every module has
 FEW = 4  # names in a message
+PLAIN = bool | int | float | complex | str | None
 
 
 class Uses(TorchDispatchMode):
@@ -139,6 +142,10 @@ def refuse(
             return
         wanted = Finetuning(train, lora).wanted
         refuse_uses(name, module, x, lambda parameter: wanted(f"body.{parameter}"), by_output)
+        del module, other
+        with rng.scoped_everywhere(0, "untrained"):
+            fresh = make(name, target, shape, classes, d)
+        refuse_changes(name, fresh, x)
 
 
 def refuse_uses(
@@ -191,6 +198,94 @@ def refuse_uses(
         )
 
 
+def refuse_changes(name: str, module: nn.Module, x: Inputs) -> None:
+    """Raise ConfigError if outputs depend on what earlier calls of forward have changed elsewhere
+    than in a client's weights and floating-point buffers.
+
+    module: a new one.  What forward changes and no output depends on may stay, such as a cache, or
+    representations that a loss reads.
+    """
+
+    def output(training: bool) -> bytes:
+        module.train(training)
+        with torch.enable_grad(), rng.scoped(0, "changes", everywhere=True):
+            out = content(module(x))
+        for tensor, value in stored.values():
+            tensor.data.copy_(value)
+        return out
+
+    stored: dict[str, tuple[Tensor, Tensor]] = {}
+    replaced, changed, depends = list[str](), list[str](), False
+    with suppress(Exception):  # of an output that is no tensor, too; `models.build` reports it
+        if any(map(is_lazy, module.parameters())):
+            output(False)
+        with rng.scoped(0, "inputs"):  # those of zeros might hide a factor
+            x = each(x, torch.rand_like)
+        stored = {
+            n: (tensor, tensor.detach().clone())
+            for n, tensor in (*module.named_parameters(), *module.named_buffers())
+            if tensor.is_floating_point()
+        }
+        before, outputs = changeable(module), [output(True)]
+        replaced = [n for n, b in module.named_buffers() if n in stored and b is not stored[n][0]]
+        after = changeable(module)
+        changed = [n for n, value in after.items() if n not in before or value != before[n]]
+        if changed and not replaced:
+            outputs += [output(False), output(True), output(False)]
+            depends = outputs[:2] != outputs[2:]
+    if replaced:
+        attribute = replaced[0].rpartition(".")[2]
+        raise ConfigError(
+            f"models.mix: {name}: {place_of(module, replaced[0])}forward replaces the buffer "
+            f"{replaced[0]}, so that no client stores the new one; change it in place: write "
+            f"self.{attribute}.copy_(...)"
+        )
+    if depends:
+        attribute = changed[0].rpartition(".")[2]
+        raise ConfigError(
+            f"models.mix: {name}: {place_of(module, changed[0])}forward changes "
+            f"{join_few(changed, FEW)}, on which later outputs depend; all clients of a rank share "
+            f"that, and no checkpoint has it; make it a floating-point buffer that forward changes "
+            f"in place, with self.register_buffer({attribute!r}, ...) and "
+            f"self.{attribute}.copy_(...)"
+        )
+
+
+def place_of(module: nn.Module, attribute: str) -> str:
+    """Return the user's forward of the layer with this attribute, as a message begins."""
+    layer = module.get_submodule(layer_of(attribute))
+    return f"{user_code.line_of(type(module if is_torchs(layer) else layer).forward)}: "
+
+
+def changeable(module: nn.Module) -> dict[str, list[Any]]:
+    """Return what forward may change and no client stores, by name, as values to be compared.
+
+    That is buffers that are not floating-point, and numbers, texts, tensors and arrays in
+    attributes of users' layers. Counters of batch normalisation are left out.
+    """
+    values: dict[str, list[Any]] = {
+        name: [content(buffer)]
+        for name, buffer in module.named_buffers()
+        if not buffer.is_floating_point() and not name.endswith("num_batches_tracked")
+    }
+    registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    for path, layer in module.named_modules():
+        for attribute, value in {} if is_torchs(layer) else vars(layer).items():
+            if attribute not in INTERNAL:
+                values[f"{path}.{attribute}".removeprefix(".")] = [
+                    content(part) if isinstance(part, Tensor | np.ndarray) else part
+                    for leaf in leaves_in(value, set())
+                    for part in ([leaf] if isinstance(leaf, PLAIN) else values_in(leaf))
+                    if id(part) not in registered
+                ]
+    return values
+
+
+def is_torchs(layer: nn.Module) -> bool:
+    """Return whether the layer's class is one of torch."""
+    return type(layer).__module__.partition(".")[0] == "torch"
+
+
 def layer_of(parameter: str) -> str:
     """Return the path of the layer to which the parameter of this name belongs."""
     return parameter.rpartition(".")[0]
@@ -217,7 +312,7 @@ def unregistered(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """
     registered = {id(p) for p in module.parameters()}
     for path, layer in module.named_modules():
-        if type(layer).__module__.partition(".")[0] == "torch":
+        if is_torchs(layer):
             continue
         for attribute, value in vars(layer).items():
             if attribute not in INTERNAL and any(
@@ -273,7 +368,7 @@ def unstored(module: nn.Module) -> dict[str, tuple[Any, list[bytes]]]:
     registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     attributes = {}
     for path, layer in module.named_modules():
-        if type(layer).__module__.partition(".")[0] == "torch":
+        if is_torchs(layer):
             continue
         for attribute, value in vars(layer).items():
             parts = [] if attribute in INTERNAL else list(leaves_in(value, set()))

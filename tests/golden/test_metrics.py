@@ -193,7 +193,9 @@ def forgets_to_return(labels: np.ndarray, scores: np.ndarray) -> None:
 
 
 def test_a_function_that_returns_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"forgets_to_return returns None \(is a `return` missing"):
+    with pytest.raises(
+        ConfigError, match=r"forgets_to_return returns None \(is a `return` missing"
+    ):
         compute([f"{__name__}:forgets_to_return"], TWO)
 
 

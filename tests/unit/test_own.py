@@ -844,6 +844,54 @@ UNTRAINED = {  # by what is wrong: the class, and what the message must hold
 }
 
 
+STORED = PREPARE + "self.register_buffer('k', torch.zeros(()))\n" + INNER
+COUNTED = INNER + "self.k = self.k + self.training  # here\n    return z * (1 + self.k)"
+CHANGING = {  # by what forward changes: the class, and what the message must hold
+    "a number": (PREPARE + "self.k = 0\n" + COUNTED, "forward changes k, on which later outputs"),
+    "an integer buffer": (
+        PREPARE + "self.register_buffer('k', torch.tensor(0))\n" + COUNTED,
+        "floating-point buffer that forward changes in place, with self.register_buffer\\('k'",
+    ),
+    "a running mean that evaluation reads": (
+        PREPARE
+        + "self.mean = torch.zeros(8)\n"
+        + INNER
+        + "if self.training:\n        self.mean = 0.9 * self.mean + 0.1 * z.detach().mean(0)\n"
+        + "        return z\n    return z - self.mean",
+        "forward changes mean",
+    ),
+    "a list": (
+        PREPARE
+        + "self.past = []\n"
+        + INNER
+        + "self.past.append(z.detach().mean())\n    return z + sum(self.past)",
+        "forward changes past",
+    ),
+    "a flag after the first call": (
+        PREPARE
+        + "self.scale, self.ready = nn.Parameter(torch.ones(8)), False\n"
+        + INNER
+        + "if not self.ready:\n        self.scale.data = 1 + z.detach().std(0)\n"
+        + "    self.ready = True\n    return z * self.scale",
+        "forward changes ready",
+    ),
+    "a buffer that is replaced": (
+        STORED + "self.k = self.k + 1\n    return z * self.k",
+        r"forward replaces the buffer k, .* write self.k.copy_\(...\)",
+    ),
+}
+UNCHANGING = {
+    "a floating-point buffer in place": STORED + "self.k.add_(1)\n    return z * self.k",
+    "what an observer reads": (
+        PREPARE
+        + "self.calls, self.z, self.mask = 0, None, {}\n    self.one = nn.BatchNorm1d(8)\n"
+        + INNER
+        + "self.calls, self.z = self.calls + 1, z\n"
+        + "    mask = self.mask.setdefault(len(z), torch.ones(len(z), 1))\n"
+        + "    return F.dropout(self.one(z * mask), 0.5, self.training)"
+    ),
+}
+
 TRAINED = {  # by what is unusual and meant: the body of the class
     "layers that are registered too, or have no parameters": (
         PREPARE + "self.layers = [self.dense, nn.ReLU()]\n    self.order = {'a': [3, self.layers]}"
@@ -885,10 +933,19 @@ TRAINED = {  # by what is unusual and meant: the body of the class
         + "return z[:, self.order] @ self.B + self.grid"
     ),
     "a copy of a global": PREPARE + "self.one = copy.deepcopy(GLOBAL)",
+    **UNCHANGING,
     "a norm of weights": (
         PREPARE + "self.one = nn.utils.parametrizations.weight_norm(nn.LSTM(8, 8), 'weight_hh_l0')"
     ),
 }
+
+
+@pytest.mark.parametrize("case", CHANGING)
+def test_a_model_whose_later_outputs_depend_on_what_no_client_stores_is_refused(module, case):
+    body, words = CHANGING[case]
+    _, name, net = own_model(module, body)
+    with pytest.raises(ConfigError, match=words):
+        untrained.refuse(name, net, (1, 4, 4), 10, 16, train=(), lora=0, by_output=True)
 
 
 def own_model(module, body):
