@@ -31,6 +31,10 @@ class HpcfedError(Exception):
     everywhere = False
     again = False
 
+    def __str__(self) -> str:
+        """Return the message with its notes (`add_note`), which are lines of their own."""
+        return "\n".join([super().__str__(), *getattr(self, "__notes__", ())])
+
 
 Failure = TypeVar("Failure", bound=HpcfedError)
 

@@ -361,6 +361,7 @@ def explain_error(error: BaseException) -> str:
     inner = extract_tb(error.__traceback__)[-1]
     if inner is not last and not is_own(inner.filename):
         lines += [f"  raised in {inner.filename}, line {inner.lineno}, in {inner.name}"]
+    lines += getattr(error, "__notes__", ())  # see `BaseException.add_note`
     return "\n".join(lines)
 
 

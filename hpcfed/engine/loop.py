@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.load import continuing
-from hpcfed.core.errors import WriteError, everywhere
+from hpcfed.core.errors import HpcfedError, RankLost, WriteError, everywhere
 from hpcfed.core.exit_status import DONE, RESUME_ME
+from hpcfed.core.user_code import OwnError
 from hpcfed.engine import describe
 from hpcfed.engine.fault_tolerance.checkpoints import Checkpoints
 from hpcfed.engine.output import Output
@@ -44,6 +46,7 @@ class Loop:
         self.rounds, self.folder, self.course = rounds, folder, course
         self.rank_log = rank_log
         self.job, self.comm, self.first_round = rounds.fed.job, rounds.fed.comm, rounds.t
+        self.recorded = rounds.t  # rounds done, with a record
         self.rebalances = self.job.run.rebalance > 0  # until it has been done
         self.output = Output(rounds, results, progress, log, course, callback)
         self.checkpoints = Checkpoints(rounds, folder, results, course)
@@ -62,6 +65,10 @@ class Loop:
                 if not self.rounds.over:
                     self.checkpoints.save()
                 status = self.stop_for_signal()
+            except Exception as error:
+                if is_users(error):
+                    self.save_rounds(error)
+                raise
             # rank 0 still writes; if it dies now, the other ranks are here to continue
             self.comm.confirm()
         if self.output.failure:
@@ -79,7 +86,7 @@ class Loop:
             self.comm.confirm()
             checkpoints.copy(row)  # first: the round is finished from here on, whichever rank dies
             self.write(row)
-            self.course.reached = rounds.t
+            self.course.reached = self.recorded = rounds.t
             if checkpoints.saver.pending and not flags["writing"]:
                 checkpoints.settle()
             if checkpoints.due(flags):
@@ -131,6 +138,24 @@ class Loop:
         self.output.finish(STOPPED)
         return RESUME_ME
 
+    def save_rounds(self, error: Exception) -> None:
+        """Save the rounds done before an error, and note in it from where the run can be resumed.
+
+        Several ranks save nothing: the others may wait for this one.
+        """
+        rounds, saver = self.rounds, self.checkpoints.saver
+        if self.comm.size == 1:
+            with suppress(Exception):  # the first error is to be reported
+                if rounds.t == self.recorded > self.checkpoints.saved_t:
+                    self.checkpoints.save()
+                self.checkpoints.settle()
+        advice = "the run can only begin anew"
+        if saver.exists:
+            advice = f"continue with {continuing(self.job, self.folder)}"
+        error.add_note(
+            f"  rounds done: {self.recorded}, {rounds.fed.warnings.last_checkpoint}; {advice}"
+        )
+
     def conclude(self) -> str:
         """Run the method's steps after the last round, and record their results and models.
 
@@ -161,6 +186,11 @@ class Loop:
             f"{continuing(self.job, self.folder)}"
         )
         return RESUME_ME
+
+
+def is_users(error: Exception) -> bool:
+    """Return whether the user's own code may have caused an error."""
+    return isinstance(error, OwnError) or not isinstance(error, HpcfedError | RankLost)
 
 
 def picture(record: Record, folder: Path) -> Path:

@@ -233,7 +233,8 @@ class Rounds:
 
         Raises Stopped on all ranks if a signal ends the round. The state is then that before the
         round, but the work that clients have finished stays in the replay log, so that a resumed
-        run, also in another process, need not repeat it.
+        run, also in another process, need not repeat it. On one rank the same holds for any other
+        error before the round counts.
         """
         fed, t, start = self.fed, self.t, perf_counter()
         fed.clock.heartbeat.t = t
@@ -252,6 +253,10 @@ class Rounds:
                 fed.turns.share_failures()
             except Stopped:
                 self._undo(*before)
+                raise
+            except Exception:
+                if fed.comm.size == 1 and self.t == t:
+                    self._undo(*before)
                 raise
 
     @property

@@ -27,7 +27,7 @@ from hpcfed.main import main
 from hpcfed.models import build, represents, untrained
 from hpcfed.models.flat import Layout
 from hpcfed.models.user_model import describe_call
-from hpcfed.storage import results
+from hpcfed.storage import names, results
 from hpcfed.storage.digest import digest
 from tests import forked, limits
 from tests.mpirun import environment
@@ -428,6 +428,32 @@ def test_an_exception_of_the_users_arithmetic_shows_the_users_lines_alone(module
         f"    {name}.py, line {second}, in share",
         "      raise ValueError('no share')",
     ]
+
+
+LATE = """
+def server(self, fed, state, mean, cohort):
+    if fed.t == 2 and fed.K == 3:  # not in the trial before the run
+        raise ArithmeticError("late")
+    return mean
+"""
+
+
+def test_an_exception_of_the_users_code_loses_no_round_of_one_process(module, tmp_path, capsys):
+    name = module(method(LATE))
+    words = [*SMALL, "--models.mix", "mlp", "--algorithm.name", f"{name}:Mine", "--rounds", "3"]
+    with pytest.raises(SystemExit):
+        main([*words, "--checkpoint.every", "0", "--out", "late"])
+    err = capsys.readouterr().err
+    assert f"{name}.py, line " in err and "ArithmeticError: late" in err
+    assert f"rounds done: 2, last checkpoint: {names.checkpoint_file(Path('late'), 2)}; " in err
+    assert f"continue with --resume late --algorithm.name {name}:Mine" in err
+    file = tmp_path / f"{name}.py"
+    file.write_text(file.read_text().replace("fed.t == 2", "False"))
+    sys.modules.pop(name)
+    resumed = ["--resume", "late", "--algorithm.name", f"{name}:Mine", "--own-changed"]
+    assert main([*resumed, "--quiet"]) == 0
+    assert main([*words, "--out", "unbroken"]) == 0
+    assert digest(Path("late")) == digest(Path("unbroken"))
 
 
 def test_the_rehearsal_changes_no_bit(module, monkeypatch):
