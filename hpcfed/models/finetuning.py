@@ -189,7 +189,7 @@ def sha256(path: Path) -> str:
 def is_transposed(layer: nn.Module) -> bool:
     """Return whether this is a linear layer of transformers with the weight [inputs, outputs].
 
-    GPT-2 and models after it have such layers; transformers is not imported for that.
+    "hf:gpt2" has such layers, for example; transformers is not imported for that.
     """
     transformers = sys.modules.get("transformers.pytorch_utils")
     return transformers is not None and isinstance(layer, transformers.Conv1D)
