@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.core import rng, user_code
+from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError, first_line
 from hpcfed.tasks.task import Metric
 
@@ -55,6 +55,8 @@ def evaluate(name: str, task: Task | None, answers: Answers) -> float:
 
     What it draws from global generators is the same in each call, also in another process.
     """
+    from hpcfed.core import rng  # here: metrics are listed without torch
+
     assert task is not None  # of `Task.metric`
     function = user_code.load("evaluate.metrics", name, FORM)
     labels, scores = task.scored(answers)

@@ -167,9 +167,7 @@ def test_ktpfls_clients_go_all_the_way_to_their_mixed_models_by_default():
 
 @pytest.mark.parametrize("flags", [(), WEIGHTS])
 def test_rows_of_coefficients_stay_on_the_simplex_and_learn(flags: tuple[str, ...]):
-    coeff = run("ktpfl", *flags, "--algorithm.rho", "0", "--algorithm.coeff_lr", "0.5").state[
-        "coeff"
-    ]
+    coeff = run("ktpfl", *flags, "--algorithm.rho", "0", "--algorithm.coeff_lr", "1").state["coeff"]
     assert (
         torch.allclose(coeff.sum(1), torch.ones(6, dtype=torch.float64), rtol=0, atol=1e-12)
         and (coeff >= 0).all()

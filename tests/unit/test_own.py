@@ -420,13 +420,14 @@ def test_an_exception_of_the_users_arithmetic_shows_the_users_lines_alone(module
         main([*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"])
     err = capsys.readouterr().err
     first, second = line(text, "return self.share"), line(text, "raise ValueError")
-    assert err.splitlines()[-6:] == [
+    assert err.splitlines()[-7:] == [
         f"hpcfed: {name}.py, line {second}, in share: ValueError: no share",
         "  in your files:",
         f"    {name}.py, line {first}, in weight",
         "      return self.share(client)",
         f"    {name}.py, line {second}, in share",
         "      raise ValueError('no share')",
+        "  rounds done: 0, no checkpoint yet; the run can only begin anew",
     ]
 
 
