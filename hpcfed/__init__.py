@@ -213,7 +213,10 @@ def load_model(
     architecture, classes, job. Raises CheckpointError where there is no such model, ConfigError for
     a client that the run does not have.
     """
-    from hpcfed.results.run import path_of
     from hpcfed.results.trained import load  # here: `hpcfed list` needs no torch
 
-    return load.load_model(path_of(source), client, own, model, own_changed)
+    if not isinstance(source, str | Path):
+        from hpcfed.results.run import path_of  # here: a file needs nothing that reads runs
+
+        source = path_of(source)
+    return load.load_model(source, client, own, model, own_changed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from itertools import chain
@@ -121,9 +122,16 @@ def notes_on(tests: Sequence[Path]) -> tuple[str, ...]:
     )
 
 
+def holds_images(folder: Path) -> bool:
+    """Return whether there are images in a folder; not if it cannot be read."""
+    with suppress(OSError):
+        return any(name.lower().endswith(ENDS) for name in os.listdir(folder))
+    return False
+
+
 def notes_inside(images: Images) -> tuple[str, ...]:
     """Return a line on folders inside those of classes, which hold images that are not read."""
-    holding = [f for f in images.inside if any(n.lower().endswith(ENDS) for n in os.listdir(f))]
+    holding = list(filter(holds_images, images.inside))
     if not holding:
         return ()
     return (

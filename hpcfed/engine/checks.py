@@ -199,7 +199,7 @@ def check_finetuning(job: Job, kinds: list[str], data: DataSet) -> tuple[dict[st
             check_inputs(path, data.encoder)
     warnings: list[str] = []
     for kind in kinds:
-        with rng.scoped(0, "work"):
+        with rng.scoped(0, "work", everywhere=True):
             model = models.build(
                 kind,
                 data.shape,

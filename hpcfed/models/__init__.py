@@ -44,7 +44,7 @@ def for_shapes(name: str) -> AbstractContextManager[object]:
     base = architecture.base
     is_foreign = ":" in base and not find(base).dual and not base.startswith("torchvision:")
     if is_foreign or architecture.width < 1:
-        return rng.scoped(0, "shapes")
+        return rng.scoped(0, "shapes", everywhere=True)
     return without_weights()
 
 
@@ -70,7 +70,7 @@ def normalises_batches(name: str, shape: tuple[int, ...], classes: int, d: int) 
     from hpcfed.core import rng
     from hpcfed.models.layers import has_batch_norm
 
-    with rng.scoped(0, "norm"):
+    with rng.scoped(0, "norm", everywhere=True):
         return has_batch_norm(build(name, shape, classes, d))
 
 
@@ -85,7 +85,7 @@ def missing_head(name: str, shape: tuple[int, ...], classes: int, d: int) -> str
     from hpcfed.core import rng
     from hpcfed.models.model import NoHead
 
-    with rng.scoped(0, "head"):
+    with rng.scoped(0, "head", everywhere=True):
         head = build(str(model), shape, classes, d).head
     return head.reason if isinstance(head, NoHead) else ""
 

@@ -43,7 +43,7 @@ def work(
     parts: list[Work] = []
     # not on torch's meta device: its convolutions import sympy and its linear layers the compiler,
     # a second each rank
-    with rng.scoped(0, "work"), torch.no_grad():
+    with rng.scoped(0, "work", everywhere=True), torch.no_grad():
         model = build(name, shape, classes, d, vocabulary=vocabulary).eval()
         for module in model.modules():
             if not list(module.children()) or makes_weight(module):
