@@ -19,7 +19,7 @@ CASES = sorted({path.stem for path in (ROOT / "docs/pages/cases").glob("*.md")} 
 PRINTED = {  # what the page of a case must show
     "hospital": "probability_yes",
     "survival": "risk",
-    "texts": "['1' '0']",
+    "texts": "[1 0]",
     "sensors": "mean accuracy of the clients: ",
     "method": "Ours",
     "slurm": "#SBATCH --nodes=2",
