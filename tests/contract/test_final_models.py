@@ -131,8 +131,8 @@ def test_final_models_are_gone_before_an_extended_run_does_its_first_round(tmp_p
 def test_a_run_that_ends_in_its_final_step_has_the_same_final_models_when_resumed(
     where, tmp_path, monkeypatch
 ):
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    with_end(whole, "fedrep", "--rounds", "1")
+    unbroken, run = tmp_path / "unbroken", tmp_path / "run"
+    with_end(unbroken, "fedrep", "--rounds", "1")
 
     def end(*_: object, **__: object) -> None:
         raise Stopped if where != "before it" else KeyError("dies here")
@@ -148,8 +148,8 @@ def test_a_run_that_ends_in_its_final_step_has_the_same_final_models_when_resume
             assert with_end(run, "fedrep", "--rounds", "1") == RESUME_ME
             assert names.final_file(run, 1).exists()
     assert with_end(run, "fedrep", "--rounds", "1", "--resume", str(run)) == DONE
-    assert digest.digest(run) == digest.digest(whole)
-    ours, theirs = (saved_items(names.final_file(place, 1)) for place in (run, whole))
+    assert digest.digest(run) == digest.digest(unbroken)
+    ours, theirs = (saved_items(names.final_file(place, 1)) for place in (run, unbroken))
     assert toy.differences(ours, theirs) == []
 
 

@@ -100,8 +100,8 @@ def figure(runs: Sequence[Run]) -> Figure:
         plotting.head(ax, title)
     if below:
         plotting.below(drawing, list(map(plotting.dot, looks.values())), list(looks))
-    drawn = {strip.group for strip in all_strips}
-    absent = [g for g in without_unfinished(groups(runs)) if g not in drawn]
+    groups_with_values = {strip.group for strip in all_strips}
+    absent = [g for g in without_unfinished(groups(runs)) if g not in groups_with_values]
     drawing.notes = (
         *left_out([run for group in absent for run in group.runs], explain_absence),
         *notes(groups(runs)),

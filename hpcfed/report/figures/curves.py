@@ -168,11 +168,11 @@ def with_values(
 
     Raises ConfigError if no curve has any.
     """
-    drawn = {group: curve for group, curve in of.items() if len(curve.rounds)}
-    absent = [run for group in of if group not in drawn for run in group.runs]
-    if not drawn:
+    curves = {group: curve for group, curve in of.items() if len(curve.rounds)}
+    absent = [run for group in of if group not in curves for run in group.runs]
+    if not curves:
         raise ConfigError(f"{figure}: {absent[0].name}: {explain_absence(absent[0])}")
-    return drawn, left_out(absent, explain_absence)
+    return curves, left_out(absent, explain_absence)
 
 
 def explain_absence(run: Run) -> str:
