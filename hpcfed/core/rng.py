@@ -121,8 +121,11 @@ def _others_seeded(value: int) -> Iterator[None]:
     try:
         yield
     finally:
-        np.random.set_bit_generator(of_numpy)  # type: ignore[attr-defined]
-        _spare.append(twister)
+        # A rank that is a thread may have entered meanwhile, and restore this generator when it
+        # leaves: then it is no spare one.
+        if np.random.get_bit_generator() is twister:  # type: ignore[attr-defined]
+            np.random.set_bit_generator(of_numpy)  # type: ignore[attr-defined]
+            _spare.append(twister)
         random.setstate(of_python)
 
 

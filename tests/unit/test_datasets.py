@@ -19,16 +19,8 @@ from hpcfed.data import DATASETS, digits, files, user_arrays, vision
 from hpcfed.data.dataset import Reading, from_arrays, to_arrays
 from hpcfed.data.datasets import load
 from hpcfed.data.moments import moments
-
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data"
-
-
-def shared(name: str) -> Path:
-    if not (SHARED / name).exists():
-        pytest.skip(f"needs ../shared/data/{name}")
-    return SHARED / name
-
+from tests.mpirun import ROOT
+from tests.shared import shared
 
 def save_npz(folder: Path, **changes) -> Path:
     """An .npz file of 20 training and 8 test images of two classes; None leaves an array out."""

@@ -95,6 +95,20 @@ def test_a_scope_for_users_code_names_all_global_generators_also_in_another_scop
     assert draw()[1:] == before[1:]
 
 
+def test_scopes_of_two_threads_that_overlap_leave_generators_that_later_scopes_restore():
+    first, second = (scoped_everywhere(1, "rank", rank) for rank in range(2))
+    for scope in (first, second):
+        scope.__enter__()
+    for scope in (first, second):  # in the order in which threads may leave
+        scope.__exit__(None, None, None)
+    np.random.seed(3)
+    before = np.random.rand()
+    np.random.seed(3)
+    with scoped_everywhere(1, "round"), scoped_everywhere(1, "turn"):
+        np.random.rand()
+    assert np.random.rand() == before
+
+
 def test_a_scope_records_whether_something_was_drawn():
     with scoped(0, "a") as scope:
         torch.rand(2, generator=torch.Generator())

@@ -10,6 +10,7 @@ import pytest
 from hpcfed.config.load import load
 from hpcfed.report.differences import Paired
 from tests.mpirun import ROOT
+from tests.shared import shared
 
 sys.path.insert(0, str(ROOT / "benchmarks/study"))
 
@@ -166,6 +167,7 @@ def test_a_run_that_ends_without_a_row_is_tried_once_per_call(worker):
 
 
 def test_a_run_is_a_fork_that_leaves_a_row_or_says_why_it_failed(tmp_path, monkeypatch):
+    data = shared("heart_disease.h5").parent
     monkeypatch.setattr(study, "PLACE", tmp_path)
     task = next(iter(studyplan.tuning("heart", "local").values()))
 
@@ -175,12 +177,12 @@ def test_a_run_is_a_fork_that_leaves_a_row_or_says_why_it_failed(tmp_path, monke
         assert ended == process
         return study.finish(task, status, seconds)
 
-    done = run("--rounds", "5", "--data.root", str(ROOT.parent / "shared/data"))
+    done = run("--rounds", "5", "--data.root", str(data))
     assert done["cpu"] > 0
     assert (done["round"], done["epochs"]) == (4, 5.0)
     assert 0 < done["validation"] <= 1
     steep = ("--local.optimiser", "sgd", "--local.lr", "1e39")
-    diverged = run(*steep, "--rounds", "2", "--data.root", str(ROOT.parent / "shared/data"))
+    diverged = run(*steep, "--rounds", "2", "--data.root", str(data))
     assert "nan" in diverged["failed"] and "accuracy" not in diverged
     assert run("--no-such-field", "1")["failed"].startswith("hpcfed: command line: no field 'such")
     assert not list(tmp_path.iterdir())

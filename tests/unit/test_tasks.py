@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -210,6 +211,15 @@ def test_a_task_derived_from_classification_is_scored_by_its_own_metric_and_loss
     assert kappa == pytest.approx((3 / 4 - 5 / 16) / (1 - 5 / 16))
     assert loss == pytest.approx(1.0)  # one of four is wrong, by 2
     assert answers["predicted"].tolist() == [0, 1, 2, 2] and answers["y"].dtype == np.uint8
+
+
+def test_what_a_derived_task_has_measured_is_in_its_facts_and_how_a_client_trains_is_not():
+    @dataclass(frozen=True)
+    class Thresholds(Ordinal):
+        thresholds: tuple[float, ...] = ()
+
+    facts = Thresholds(focal=2.0, thresholds=(0.5, 1.5)).facts()
+    assert facts == {"name": "ordinal", "thresholds": (0.5, 1.5)}
 
 
 @pytest.mark.parametrize("flags", [("--local.class_weights", "client"), ("--local.focal", "2")])
