@@ -339,8 +339,8 @@ class Federation:
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
         """Draw the cohort of round t without replacement, in id order; the same on all ranks.
 
-        The cohort has max(1, ceil(participation K)) clients; with selection.by = "poisson" that
-        is the mean. The job's `selection` decides how they are chosen.
+        The cohort has max(1, ceil(participation K)) clients; with selection.by = "poisson" or
+        "cyclic" their number is drawn, its mean is about participation K. The job's `selection` decides how they are chosen.
         p: [K], probability of each client, if the job's selection is uniform.
         """
         return self.choice.sample(t, p)

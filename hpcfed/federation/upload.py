@@ -103,7 +103,7 @@ class Upload:
     ) -> Upload:
         """Return the upload with other values of some parts, as a transform makes them.
 
-        sizes: bytes of the parts that travel encoded, by name.
+        sizes: bytes of the parts that travel encoded, by name; other parts keep theirs.
         updates: names of parts that are now part - relative_to.
         """
         return self._replace(

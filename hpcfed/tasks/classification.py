@@ -272,7 +272,9 @@ class Classification(Task):
         return (weights * losses).sum() / weights.sum()
 
     def facts(self) -> dict[str, Any]:
-        return {"name": self.name}
+        facts = super().facts()
+        del facts["weights"], facts["focal"]  # of a client's training
+        return facts
 
     def soft(self, output: Tensor) -> Tensor:
         """Return the probability of each class."""
