@@ -340,7 +340,8 @@ class Federation:
         """Draw the cohort of round t without replacement, in id order; the same on all ranks.
 
         The cohort has max(1, ceil(participation K)) clients; with selection.by = "poisson" or
-        "cyclic" their number is drawn, its mean is about participation K. The job's `selection` decides how they are chosen.
+        "cyclic" their number is drawn, its mean is about participation K. The job's `selection`
+        decides how they are chosen.
         p: [K], probability of each client, if the job's selection is uniform.
         """
         return self.choice.sample(t, p)

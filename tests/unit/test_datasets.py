@@ -22,6 +22,7 @@ from hpcfed.data.moments import moments
 from tests.mpirun import ROOT
 from tests.shared import shared
 
+
 def save_npz(folder: Path, **changes) -> Path:
     """An .npz file of 20 training and 8 test images of two classes; None leaves an array out."""
     g = np.random.default_rng(0)
