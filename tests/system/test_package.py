@@ -85,14 +85,15 @@ def test_installed_from_the_wheel_it_runs_lists_and_draws_in_any_folder(archives
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     python = tmp_path / "env" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-index"]
-    subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
+    # where PYTHONPATH has a checkout that was installed to be edited, pip takes that for installed
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*pip, "--no-deps", str(wheel)], check=True, env=env)
     # what hpcfed needs is that of this Python; a line of a .pth file reads no others, so that this
     # Python's own hpcfed is not found
     [site] = (tmp_path / "env" / "lib").glob("python*/site-packages")
     (site / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     desk = tmp_path / "desk"
     desk.mkdir()
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {"PATH": f"{python.parent}{os.pathsep}{env['PATH']}"}
 
     def shell(command: str) -> str:
