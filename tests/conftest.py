@@ -13,6 +13,7 @@ is taken by method, last: its small parts fill up what is left of the time.
 import fcntl
 import gc
 import os
+import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -120,6 +121,17 @@ def pytest_runtest_protocol(item, nextitem):
     alone = item.get_closest_marker("alone") is not None
     with share_machine(item.config.cache.mkdir("machine"), alone) if others else nullcontext():
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def seeds():
+    """What a test draws from global generators depends on no test before it."""
+    import numpy as np
+    import torch  # only here: the process that hands out the tests computes nothing
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
