@@ -1,7 +1,9 @@
 """Exit statuses of the commands, for batch scripts."""
 
 DONE = 0  # also if ranks died and the others continued
-FAULT = 1  # a bug of hpcfed, with a traceback; or a rank's death with run.on_fault = "stop"
+# a bug of hpcfed, with a traceback; a rank's death with run.on_fault = "stop"; or, of a sweep or of
+# watched runs, a run that failed
+FAULT = 1
 WRONG = 2  # a mistake in job, data or files, with one message
 HUNG = 70  # ended by the watchdog; continue with --resume
 # EX_TEMPFAIL: stopped by a signal and saved, by a rank's death, or by a disk that has no room now;

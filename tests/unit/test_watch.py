@@ -1,5 +1,6 @@
 """`hpcfed watch`: what is drawn from the files of runs that go on, and when it ends."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_clients_that_left_and_starts_from_checkpoints_are_warned_of(tmp_path):
     )
 
 
-def swept(folder: Path, names_: str) -> Sweep:
+def swept(folder: Path, names_: Sequence[str]) -> Sweep:
     fields = {"rounds": 4, "algorithm.name": "local"}
     sweep = Sweep(folder, [], ".", 1, "", tuple(Member(name, [], fields) for name in names_))
     store.write(sweep)
@@ -143,7 +144,7 @@ def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):
         writer.finish()
 
     monkeypatch.setattr(command, "sleep", more)
-    assert cli.main(["watch", str(sweep.folder)]) == 0
+    assert cli.main(["watch", str(sweep.folder)]) == 1  # b has failed
     assert looks == [2, 3]
     out = capsys.readouterr().out
     assert (
@@ -185,6 +186,47 @@ def test_a_stopped_run_ends_watching_only_where_nobody_sees_it_continue(
     screen = Console(force_terminal=True, width=80)
     monkeypatch.setattr(command, "console", lambda: screen)
     assert cli.main(["watch", str(tmp_path / "a")]) == command.INTERRUPTED and len(looks) == 1
+
+
+def test_without_a_terminal_runs_whose_process_is_gone_end_watching_with_status_1(
+    tmp_path, monkeypatch, capsys
+):
+    sweep = swept(tmp_path / "s", ("stale", "early", "damaged"))
+    stale, early, damaged = (records.run(sweep.folder / run.name, 1, total=4) for run in sweep.runs)
+    os.utime(stale.path, (0, 0))
+    early.header["job"]["run"] = {"watchdog": 60.0}
+    early.finish()
+    damaged.path.write_bytes(damaged.path.read_bytes()[:100])
+    looks: list[float] = []
+
+    def one_more_look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) > 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "sleep", one_more_look)
+    assert cli.main(["watch", str(sweep.folder)]) == 1 and len(looks) == 1
+    lines = capsys.readouterr().out.splitlines()
+    for name, state in (
+        ("stale", "no sign since"),
+        ("early", "ended early"),
+        ("damaged", "damaged"),
+    ):
+        assert any(name in line.split()[:1] and state in line[len(name) :] for line in lines)
+
+
+def test_a_run_that_ends_between_two_reads_of_its_files_is_looked_at_again(tmp_path, monkeypatch):
+    writer = records.run(tmp_path, 3, total=4)
+    writer.header["job"]["run"] = {"watchdog": 60.0}  # its signs are gone before its last rounds
+    writer.finish()
+
+    def last_round(_: float) -> None:
+        writer.append(records.row(4, 4, 2))
+        writer.header["ended"] = FINISHED
+        writer.finish()
+
+    monkeypatch.setattr(command, "sleep", last_round)
+    assert cli.main(["watch", str(tmp_path)]) == 0
 
 
 def test_a_run_is_read_again_only_if_its_files_have_changed(tmp_path, monkeypatch):

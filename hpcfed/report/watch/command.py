@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from rich.live import Live
 
 from hpcfed.core.errors import ConfigError, printable
-from hpcfed.core.exit_status import DONE
+from hpcfed.core.exit_status import DONE, FAULT
 from hpcfed.core.tables import console
 from hpcfed.report.naming import find_named
 from hpcfed.report.page import write
@@ -19,7 +19,8 @@ from hpcfed.report.watch import web as page
 from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import View, look
 from hpcfed.results.run import Run, name_runs
-from hpcfed.storage.record import STOPPED
+from hpcfed.results.state import DAMAGED, EARLY, STALE
+from hpcfed.storage.record import FINISHED, STOPPED
 
 EVERY = 1.0  # seconds between two updates, at least
 INTERRUPTED = 130  # the status of a command that Ctrl-C ends, as shells count
@@ -56,23 +57,34 @@ def wait_for(runs: Sequence[Path]) -> None:
 
 
 def follow(runs: Sequence[Run]) -> int:
-    """Show runs in the terminal until they are over.
+    """Show runs in the terminal until they are over, and return the exit status.
 
-    If stdout is not a terminal only the last view is shown, and a stopped run is over too: nobody
-    sees that it waits to be continued.
+    If stdout is not a terminal only the last view is shown, and runs that wait to be continued are
+    over too, because nobody sees that they wait: a stopped one, and one that two looks find without
+    a process or damaged. One look is not enough: it may fall between a run's last rounds and its
+    end.
     """
     where = console()
-    over = () if where.is_terminal else (STOPPED,)
     views: list[View | None] = [None] * len(runs)
     with Live(console=where, auto_refresh=False) as live:
         while True:
             begin = monotonic()
             shown = [look(run, before) for run, before in zip(runs, views, strict=True)]
             live.update(render(shown, where.width, where.height), refresh=True)
-            if all(view.over or view.state.word in over for view in shown):
+            if all(
+                view.over or (not where.is_terminal and waits(view, before))
+                for view, before in zip(shown, views, strict=True)
+            ):
                 break
             views = [*shown]
             sleep(max(EVERY, PAUSE * (monotonic() - begin)))
     if not where.is_terminal:
         where.print()  # Live ends the last line on a terminal alone
-    return DONE
+    return DONE if all(view.state.word in (FINISHED, STOPPED) for view in shown) else FAULT
+
+
+def waits(view: View, before: View | None) -> bool:
+    """Return whether a run waits to be continued. before: the last view of it."""
+    word = view.state.word
+    again = before is not None and before.state.word == word
+    return word == STOPPED or (word in (STALE, EARLY, DAMAGED) and again)
