@@ -87,7 +87,8 @@ def drop_other_method(layers: list[Layer], values: dict[str, Any]) -> list[Layer
     If no layer names an algorithm, their fields are those of the algorithm that the values name.
     """
     below = at(merge(*(layer.values for layer in layers)), "algorithm.name")
-    if below is None or at(values, "algorithm.name") in (None, below):
+    # what is no text, such as a table, is no name: it is refused later
+    if not isinstance(below, str) or at(values, "algorithm.name") in (None, below):
         return layers
     return [layer._replace(values=without_algorithm(layer.values)) for layer in layers]
 

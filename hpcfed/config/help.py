@@ -28,7 +28,7 @@ from hpcfed.config.fields import (
 )
 from hpcfed.config.fields import section as class_at
 from hpcfed.config.job import FREE, PROGRAM, Job, algorithm_model
-from hpcfed.config.layers import PREFIX, Layer, origin
+from hpcfed.config.layers import Layer, origin, variable
 from hpcfed.config.limits import limits
 from hpcfed.config.load import DEFAULT_ALGORITHM, checked, embedded, job_model, resolve
 from hpcfed.config.methods import ALGORITHMS, registered_name
@@ -212,7 +212,7 @@ def field(shown: Command, name: str, width: int) -> str:
         ("default", usual(info)),
         ("type", ", ".join(filter(None, (kind_of(info.annotation), limits(info))))),
         ("job file", f"[{table}] {last} = ..." if table else f"{last} = ..., above all tables"),
-        ("environment", PREFIX + name.replace(".", "__").upper()),
+        ("environment", variable(name)),
         ("on --resume", free),
     ]
     lines = [f"{a + ':':<13}{b}" for a, b in facts]

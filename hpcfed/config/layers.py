@@ -67,6 +67,11 @@ def origin(path: Sequence[str], layers: Sequence[Layer]) -> str:
     return next(filter(None, (layer.place(path) for layer in layers)), ".".join(path))
 
 
+def variable(name: str) -> str:
+    """Return the environment variable of a field or table: HPCFED_DATA__ALPHA."""
+    return PREFIX + name.replace(".", "__").upper()
+
+
 def environment(environ: Mapping[str, str]) -> Layer:
     """Return the texts of HPCFED_ variables, by field; a table is written as JSON.
 

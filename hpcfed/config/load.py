@@ -32,11 +32,12 @@ from hpcfed.config.layers import (
     has,
     merge,
     origin,
+    variable,
 )
 from hpcfed.config.methods import ALGORITHMS, with_registered_name
 from hpcfed.config.sections import Data
 from hpcfed.config.validation_messages import explain, no_field, reason
-from hpcfed.config.words import CommandLine, flag
+from hpcfed.config.words import NAMES, CommandLine, flag
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError, format_error
 from hpcfed.core.exit_status import WRONG
@@ -241,7 +242,9 @@ def layers_of(
     check_environment(environ)
     flags, variables = words.layer(), environment(environ)
     call = Layer(CALL, arguments.fields)
-    upper = [spelt(layer) for layer in (call, flags, variables)]
+    above = [spelt(call), spelt(flags)]
+    named_above = merge(*(layer.values for layer in reversed(above)))
+    upper = [*above, *drop_other_method([spelt(variables)], named_above)]
     files = read(*words.files)
     if arguments.job:
         table = with_registered_name(arguments.job)
@@ -277,6 +280,7 @@ def layers_of(
 
     layers = [layer for layer in (*upper, *lower) if layer.values]
     refuse_plain_tables(layers)
+    refuse_tables_of_values(layers)
     return Sources(layers, name, only)
 
 
@@ -297,15 +301,33 @@ def refuse_plain_tables(layers: Sequence[Layer]) -> None:
         raise ConfigError("\n".join(wrong))
 
 
+def refuse_tables_of_values(layers: Sequence[Layer]) -> None:
+    """Raise ConfigError for tables in place of single values: [rounds] instead of `rounds = 5`.
+
+    Merged, such a table would disappear under the value of a higher layer. A method's own fields
+    are checked with its class.
+    """
+    wrong = [
+        f"{layer.place(name.split('.'))}: must be one value, not a table, got {value!r:.60}; write "
+        f"{name} = ..., {flag(name)} ... or {variable(name)}=..."
+        for layer in layers
+        for name in NAMES
+        if isinstance(value := at(layer.values, name), dict)
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
 def table_with(path: Sequence[str], value: Any) -> str:
     """Return how a table is written: with this value as its name, if it has one."""
-    name, variable = ".".join(path), PREFIX + "__".join(path).upper()
+    name = ".".join(path)
     if name in ("algorithm", "data") and value and isinstance(value, str):
         text = shlex.quote(value)
         return (
-            f"[{name}] name = {json.dumps(value)}, --{name}.name {text} or {variable}__NAME={text}"
+            f"[{name}] name = {json.dumps(value)}, --{name}.name {text} or "
+            f"{variable(name)}__NAME={text}"
         )
-    fields = f"[{name}] FIELD = ..., --{name}.FIELD or {variable}__FIELD"
+    fields = f"[{name}] FIELD = ..., --{name}.FIELD or {variable(name)}__FIELD"
     return f"its fields, as {fields}; they are listed by --help {name}"
 
 

@@ -337,6 +337,24 @@ def test_a_value_in_place_of_a_table_is_refused_under_a_table_of_a_higher_layer(
         assert "HPCFED_DATA: must be a table, got 3" in message("--data.shift.noise", "0.1")
 
 
+def test_a_table_in_place_of_a_value_is_refused_under_a_value_of_a_higher_layer(
+    job_file, monkeypatch
+):
+    table = job_file("[rounds]\nmost = 3\n", "table.toml")
+    plain = job_file("rounds = 5\n", "plain.toml")
+    expected = (
+        f"{table}: rounds: must be one value, not a table, got {{'most': 3}}; write rounds = ..., "
+        "--rounds ... or HPCFED_ROUNDS=..."
+    )
+    for words in ([table], [table, plain], [plain, table], [table, "--rounds", "5"]):
+        assert message(*words) == expected
+    nested = job_file("[data.alpha]\na = 1\n[algorithm.name]\nb = 1\n", "nested.toml")
+    refused = message(nested, "--data.alpha", "0.1")
+    assert f"{nested}: data.alpha: must" in refused and f"{nested}: algorithm.name: must" in refused
+    monkeypatch.setenv("HPCFED_DATA", '{"alpha": {"a": 1}}')
+    assert message("--data.alpha", "0.1").startswith("environment: HPCFED_DATA: must be one value")
+
+
 def test_a_value_in_place_of_a_table_is_refused_in_stored_jobs_presets_and_calls(monkeypatch):
     flags = ["--local.batch", "8"]
     with pytest.raises(
@@ -598,6 +616,21 @@ def test_another_algorithm_on_the_command_line_leaves_the_files_own_parameters_b
     assert (job.algorithm.name, job.algorithm.weighting, job.rounds) == ("fedavg", "samples", 3)
     assert "algorithm.weighting" not in job.origins() and job.origins()["rounds"] == path
     assert load([path]).algorithm.mu == 0.5
+
+
+def test_a_flag_of_another_method_leaves_behind_parameters_of_the_one_that_variables_name(
+    job_file, monkeypatch
+):
+    path = job_file('models.mix = ["mlp"]\n[algorithm]\nname = "ditto"\nlam = 2\n')
+    monkeypatch.setenv("HPCFED_ALGORITHM__MU", "0.5")
+    assert load([path, "--algorithm.name", "fedprox"]).algorithm.mu == 0.5  # no variable names one
+    monkeypatch.setenv("HPCFED_ALGORITHM__NAME", "FedProx")
+    monkeypatch.setenv("HPCFED_ALGORITHM__WEIGHTING", "uniform")
+    for words in ([], ["--algorithm.name", "fedprox"]):
+        assert load([path, *words]).algorithm.mu == 0.5
+    job = load([path, "--algorithm.name", "fedavg"])
+    assert (job.algorithm.name, job.algorithm.weighting) == ("fedavg", "samples")
+    assert "algorithm.weighting" not in job.origins()
 
 
 def test_of_a_flag_given_twice_the_last_counts():
