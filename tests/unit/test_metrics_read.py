@@ -241,6 +241,12 @@ def test_runs_whose_main_metrics_differ_share_no_axis(tmp_path: Path):
     with pytest.raises(ConfigError, match=wanted):
         draw(runs)  # labels alone are not what was asked for
     assert isinstance(draw(runs, "all")["curves"], ConfigError)
+    for each in runs:
+        each.record.arrays["links"] = np.zeros((0, 2), int)
+    for name in ("halved", "topology"):  # of which --metric changes nothing
+        wanted = f"^{name}: the runs' metrics differ: accuracy of a, F1 of b; .*of one task$"
+        with pytest.raises(ConfigError, match=wanted):
+            FIGURES[name].load()(runs)
     runs[1].record.header["metrics"] = ["mse"]
     with pytest.raises(ConfigError, match="; give runs of one task$"):
         FIGURES["curves"].load()(runs)

@@ -45,10 +45,11 @@ class Strip:
         return float(self.accuracy.mean()) if len(self.accuracy) else float("nan")
 
 
-def numbers(runs: Sequence[Run]) -> list[Strip]:
+def numbers(runs: Sequence[Run], all_groups: Sequence[Group] | None = None) -> list[Strip]:
     """Return the strips, architecture by architecture within each line.
 
     Lines without a value are left out, and unfinished runs of a line that has finished ones.
+    all_groups: the runs as `groups` returns them, if the caller has them.
     Raises ConfigError if no client has a value, or if the runs' metrics differ.
     """
     metric = common_metric("accuracies", runs)
@@ -57,7 +58,8 @@ def numbers(runs: Sequence[Run]) -> list[Strip]:
             f"accuracies: {metric} is of all clients together; "
             f"give --metric {metric.removesuffix('_pooled')}"
         )
-    by_group = [strips(group) for group in without_unfinished(groups(runs))]
+    lines = without_unfinished(groups(runs) if all_groups is None else all_groups)
+    by_group = [strips(group) for group in lines]
     all_strips = [one for of in by_group if any(len(s.accuracy) for s in of) for one in of]
     if not all_strips:
         raise ConfigError(f"accuracies: {runs[0].name}: {explain_absence(runs[0])}")
@@ -79,7 +81,8 @@ def figure(runs: Sequence[Run]) -> Figure:
 
     Lines are side by side within an architecture, with one panel for each data set.
     """
-    all_strips, what = numbers(runs), in_words(runs[0].drawn_metric)
+    all_groups = groups(runs)
+    all_strips, what = numbers(runs, all_groups), in_words(runs[0].drawn_metric)
     panels = by_panel(list(dict.fromkeys(strip.group for strip in all_strips)))
     looks = lines_of([strip.group for strip in all_strips])
     columns = max(
@@ -101,10 +104,10 @@ def figure(runs: Sequence[Run]) -> Figure:
     if below:
         plotting.below(drawing, list(map(plotting.dot, looks.values())), list(looks))
     groups_with_values = {strip.group for strip in all_strips}
-    absent = [g for g in without_unfinished(groups(runs)) if g not in groups_with_values]
+    absent = [g for g in without_unfinished(all_groups) if g not in groups_with_values]
     drawing.notes = (
         *left_out([run for group in absent for run in group.runs], explain_absence),
-        *notes(groups(runs)),
+        *notes(all_groups),
     )
     return drawing
 

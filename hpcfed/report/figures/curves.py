@@ -143,18 +143,20 @@ def by_line(runs: Sequence[Run]) -> list[Group]:
     return [replace(g, label=f"{g.label}; {g.panel}") if several else g for g in lines]
 
 
-def common_metric(figure: str, runs: Sequence[Run]) -> str:
+def common_metric(figure: str, runs: Sequence[Run], main: bool = False) -> str:
     """Return the metric that a figure draws of these runs, as in column names.
 
+    main: whether it draws the runs' main metric, whichever --metric names.
     Raises ConfigError if they differ, because one axis shows one metric.
     """
-    names = list(dict.fromkeys(run.drawn_metric for run in runs))
-    if len(names) == 1:
-        return names[0]
-    examples = [next(run for run in runs if run.drawn_metric == name) for name in names]
-    differing = [f"{title_metric(run.drawn_metric)} of {run.name}" for run in examples]
+    examples: dict[str, Run] = {}
+    for run in runs:
+        examples.setdefault(run.main_metric if main else run.drawn_metric, run)
+    if len(examples) == 1:
+        return next(iter(examples))
+    differing = [f"{title_metric(name)} of {run.name}" for name, run in examples.items()]
     common = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
-    option = f", or --metric {', '.join(common)}" if common else ""
+    option = f", or --metric {', '.join(common)}" if common and not main else ""
     raise ConfigError(
         f"{figure}: the runs' metrics differ: {join_few(differing, 4)}; one axis shows one metric; "
         f"give runs of one task{option}"

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
+from hpcfed.report.figures.curves import common_metric
 from hpcfed.report.figures.groups import (
     Group,
     by_panel,
@@ -46,8 +47,9 @@ class Halved:
 def numbers(runs: Sequence[Run]) -> list[Halved]:
     """Return each line, without unfinished runs if it has finished ones.
 
-    Raises ConfigError if no line has two shares.
+    Raises ConfigError if no line has two shares, or if the runs' metrics differ.
     """
+    common_metric("halved", runs, main=True)
     lines = without_unfinished(groups(runs, ignore=[FIELD]))
     halves = [metric_by_share(group) for group in lines]
     if all(len(one.share) < 2 for one in halves):

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
-from hpcfed.report.figures.curves import in_words
+from hpcfed.report.figures.curves import common_metric, in_words
 from hpcfed.report.figures.groups import by_title
 from hpcfed.results.columns import by_round, last
 from hpcfed.results.run import Run
@@ -43,7 +43,10 @@ class Topology:
 
 
 def numbers(runs: Sequence[Run]) -> list[Topology]:
-    """Return the topologies of the runs that recorded one. Raises ConfigError if none did."""
+    """Return the topologies of the runs that recorded one.
+
+    Raises ConfigError if none did, or if their metrics differ.
+    """
     graphs = [topology(run) for run in runs if LINKS in run.record.arrays]
     if not graphs:
         raise ConfigError(
@@ -51,6 +54,7 @@ def numbers(runs: Sequence[Run]) -> list[Topology]:
             "to 1,000 "
             "clients, as algorithm.name = 'dsgd' or 'swift' (algorithm.topology)"
         )
+    common_metric("topology", [one.run for one in graphs], main=True)
     return graphs
 
 
@@ -92,7 +96,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     if len(values):
         bar = drawing.colorbar(shades, ax=axes[: len(graphs)], shrink=0.7, aspect=30)
         bar.set_label(
-            f"test {in_words(runs[0].main_metric)} of a client", fontsize=plotting.LETTERS
+            f"test {in_words(graphs[0].run.main_metric)} of a client", fontsize=plotting.LETTERS
         )
         bar.ax.tick_params(labelsize=plotting.SMALL)
     if below:
