@@ -10,6 +10,7 @@ from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.inputs import zeros
 from hpcfed.models import build
+from hpcfed.models.finetuning import is_transposed
 from hpcfed.models.transformer import Attend
 
 VALUE = 16  # multiply-adds that cost as much as one value that a layer writes
@@ -74,6 +75,8 @@ def _work(layer: nn.Module, out: Any) -> Work:
         return Work(2 * out.numel() * out.shape[2], out.numel(), 1)
     product = isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear) or makes_weight(layer)
     dots = cast(torch.Tensor, layer.weight)[0].numel() if product else 0
+    if is_transposed(layer):  # its weight is [inputs, outputs]
+        dots = len(cast(torch.Tensor, layer.weight))
     return Work(out.numel() * dots, out.numel(), 1)
 
 

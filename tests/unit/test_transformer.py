@@ -4,6 +4,7 @@ same bits from engines and ranks.
 
 import json
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
@@ -16,7 +17,7 @@ from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import scoped
 from hpcfed.models import MODELS, build, check
-from hpcfed.models.cost import work
+from hpcfed.models.cost import Work, _work, work
 from hpcfed.models.transformer import HEADS, INNER, WIDTH, Attend
 from tests.contract import toy
 from tests.contract.test_methods_on_text import job
@@ -153,6 +154,14 @@ def test_an_encoder_of_transformers_reads_our_tokens_and_has_our_head(tiny: str)
     )
     with pytest.raises(ConfigError, match="takes texts, not inputs of shape"):
         check(tiny, (1, 8, 8))
+
+
+@needs_transformers
+def test_a_linear_layer_of_gpt_2_costs_as_much_as_the_same_layer_of_torch(tiny: str):
+    layer = import_module("transformers.pytorch_utils").Conv1D(6, 4)  # 4 inputs
+    both = torch.nn.Sequential(torch.nn.Linear(4, 6), layer)
+    work_of_both = [_work(each, torch.zeros(1, 5, 6)) for each in both]
+    assert work_of_both == [Work(5 * 6 * 4, 5 * 6, 1)] * 2
 
 
 @needs_transformers
