@@ -154,6 +154,8 @@ class Finetuning:
     def check(self, model: nn.Module, architecture: str) -> None:
         """Raise ConfigError if a pattern matches no parameter of a model, or LoRA finds no layer.
 
+        A rank of LoRA above both sides of a matrix is refused too. One above the shorter side is
+        not: a model may have one small matrix among large ones.
         model: as it is built, before `restrict`.
         """
         names = [name for name, _ in model.named_parameters()]
@@ -168,13 +170,14 @@ class Finetuning:
                 f"models.lora = {self.lora}: {architecture} has no linear or attention layer whose "
                 f"weights models.train leaves frozen; set models.lora = 0, or take another model"
             )
-        for module, name in self.adapted(model) if self.lora else ():
-            m, n = getattr(module, name).shape
-            if self.lora > max(m, n):
-                raise ConfigError(
-                    f"models.lora = {self.lora}: {architecture} has a matrix of {m} x {n}, whose "
-                    f"rank is at most {min(m, n)}; set models.lora to at most {min(m, n)}"
-                )
+        shapes = [getattr(module, name).shape for module, name in self.adapted(model)]
+        m, n = min(shapes, key=max, default=(0, 0))
+        if self.lora > max(m, n) > 0:
+            raise ConfigError(
+                f"models.lora = {self.lora}: {architecture} has a matrix of {m} x {n}, and a rank "
+                f"above both is refused; set models.lora to at most {max(m, n)} (a rank of "
+                f"{min(m, n)} expresses any change of this matrix)"
+            )
 
 
 def sha256(path: Path) -> str:

@@ -158,6 +158,13 @@ def test_lora_reaches_the_linear_layers_of_gpt_2_which_hold_their_weights_transp
     assert plain_state(model)["0.weight"].shape == (4, 6)
 
 
+def test_the_rank_that_a_refusal_names_is_accepted_and_above_one_side_of_a_matrix_is_no_refusal():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 7), torch.nn.Linear(7, 2), torch.nn.Linear(2, 4))
+    with pytest.raises(ConfigError, match="8: wide has a matrix of 4 x 2, .*to at most 4 "):
+        Finetuning(lora=8).check(model, "wide")  # 4 x 2 is smaller than 7 x 3, which comes first
+    Finetuning(lora=4).check(model, "wide")
+
+
 def test_statistics_that_are_not_named_stay_and_are_used_as_they_are():
     model, plain = adapted(train=("body.1.weight", "body.1.bias", "head.*"), rank=0)
     x = torch.from_numpy(toy.blobs(9, rng.stream(1, "images"))[0]).float()
@@ -172,7 +179,7 @@ REFUSED = {
     ("fesemma", *LORA): "fesemma needs whole models",
     ("heterofl", *HEAD, "--models.widths", "1,0.5"): "of one width",
     ("fedavg", "--models.train", "foot.*"): r"no parameter of small has a name like 'foot\.\*'",
-    ("fedavg", "--models.lora", "300", "--models.mix", "mlp"): r"rank is at most \d+; set",
+    ("fedavg", "--models.lora", "300", "--models.mix", "mlp"): "64, .* at most 200",
     ("fedavg", "--models.mix", "cnn", "--models.lora", "2", "--models.train", "*"): "no linear or",
     ("fedrep", *HEAD): "models.train leaves nothing that fedrep exchanges",
     ("fedavg", "--models.weights", "none,none"): "2 entries, but models.mix 1",
