@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report import differences
-from hpcfed.report.cases import ASIDE, SEED, by_seed
+from hpcfed.report.cases import ASIDE, SEED, by_seed, refuse_same_seed
 from hpcfed.report.differences import Paired
 from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View
@@ -88,15 +88,9 @@ def label_fields(run: Run, fields: Sequence[str]) -> str:
 
 def method(label: str, group: Sequence[Run]) -> Method:
     """Return runs of one method by their seeds. Raises ConfigError if two have the same."""
-    runs: dict[int, Run] = {}
-    for run in (run for run in group if run.finished):
-        seed = run.fields[SEED]
-        if seed in runs:
-            raise ConfigError(
-                f"compare: {runs[seed].name} and {run.name} are both {label} with seed {seed}; "
-                f"give one"
-            )
-        runs[seed] = run
+    finished = [run for run in group if run.finished]
+    refuse_same_seed("compare", finished, label)
+    runs = {run.fields[SEED]: run for run in finished}
     return Method(
         label, dict(sorted(runs.items())), tuple(run for run in group if not run.finished)
     )
