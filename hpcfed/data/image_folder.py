@@ -254,7 +254,8 @@ def clients_of(place: Path, files: list[Path], column: str) -> Table:
             f"client of each image: columns {NAME} (as {files[0].relative_to(place).as_posix()}) "
             f"and {column}"
         )
-    table = read_table(path, Reading(columns=Columns(client=column)))
+    # names of files and clients are texts: no word stands for a missing one
+    table = read_table(path, Reading(columns=Columns(client=column, missing_words=())))
     check_columns(table, "client", column)
     if NAME not in table.names:
         raise DataError(f"{path}: has no column {NAME}, which names the images")

@@ -380,6 +380,13 @@ def test_images_for_validation_are_the_tests_if_there_are_no_others_and_a_line_s
     assert classes.classes == ("test", "val") and not classes.notes
 
 
+def test_words_for_missing_values_are_names_of_clients_in_a_list_beside_the_images(tmp_path):
+    folder, names = draw(tmp_path / "pets", n=5), ("na", "none", "null", "nan", "-")
+    lines = [f"{kind}/{i}.png,{name}" for kind in ("dog", "cat") for i, name in enumerate(names)]
+    save(folder, "\n".join(["file_name,owner", *lines]), "metadata.csv")
+    assert sorted(read(str(folder), client="owner").user_names) == sorted(names)
+
+
 def test_a_list_beside_the_images_names_their_clients(tmp_path):
     folder = draw(tmp_path / "pets")
     with pytest.raises(DataError, match="metadata.csv: there is no such file; with columns.client"):
