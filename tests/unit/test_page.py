@@ -16,7 +16,7 @@ from hpcfed import cli
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.compare import compare
 from hpcfed.report.naming import with_titles
-from hpcfed.report.page import curves, encode, job, methods, notes, tables, write
+from hpcfed.report.page import charts, curves, encode, job, methods, notes, tables, write
 from hpcfed.report.page.command import render_page, report, split_runs
 from hpcfed.results.run import Run, find, name_runs
 from hpcfed.storage import sweep as store
@@ -115,9 +115,9 @@ def test_a_page_of_several_metrics_has_a_chooser_and_the_curves_and_tables_of_ea
     assert '<div data-metric="accuracy">' in page and '<div data-metric="f1" hidden>' in page
     assert '<figure data-metric="accuracy">' in page and '<figure data-metric="f1" hidden>' in page
     assert "Accuracy by architecture" in page and "F1 by architecture" in page
-    values = curves.by_client(one, "accuracy", ["f1"])
+    values = curves.by_client(one, ["accuracy", "f1"])
     assert np.array_equal(values["f1"], values["accuracy"] / 2, equal_nan=True)
-    assert {"f1", "f1_std"} <= {*curves.of_run(one, values, "accuracy", ["f1"])}
+    assert {"f1", "f1_std"} <= {*curves.of_run(one, values, ["accuracy", "f1"])}
     assert 'id="metric"' not in render_page([shown("a", record())])
 
 
@@ -312,6 +312,26 @@ def test_by_architecture_each_method_has_its_own_metric_if_those_of_the_runs_dif
     ]
     heads = tables.run_heads(runs, tables.page_metric(runs))
     assert heads["metric"] == ("metric", "number")  # not decimals of a share
+
+
+def test_runs_of_several_tasks_have_a_chart_of_each_first_metric_and_none_that_mixes_them(
+    monkeypatch,
+):
+    monkeypatch.setattr(charts, "charts", lambda names: {})  # empty ones take long to make
+    accurate, one = shown("a", record()), record(metrics=["mse"])
+    errors = {"clients/mse": 1e6 * one.columns["clients/accuracy"]}
+    runs = [accurate, shown("b", replace(one, columns=one.columns | errors))]
+    names = tables.curve_metrics(runs)
+    assert names == ["accuracy", "mse"]
+    page = render_page(runs)
+    assert "<figcaption>test accuracy" in page and "<figcaption>test MSE" in page
+    assert "test metric" not in page
+    for of_run, other in zip(runs, names[::-1], strict=True):
+        values = curves.by_client(of_run.record, names)
+        assert np.array_equal(
+            values[of_run.main_metric], of_run.metric(of_run.main_metric), equal_nan=True
+        )
+        assert np.isnan(values[other]).all() != (other == "accuracy")
 
 
 def test_runs_with_one_seed_are_not_averaged():

@@ -69,7 +69,7 @@ def render_page(
     live: further data of a page that is served (`report/watch/web.py`); None for a file.
     """
     metric, others = tables.page_metric(runs), tables.further_metrics(runs)
-    axes = curves.y_axes(metric, others) if runs else {}
+    axes = curves.y_axes(tables.curve_metrics(runs)) if runs else {}
     data = changes(runs, absent, live is not None)
     above, below = data.pop("above"), data.pop("below")
     return write.page(
@@ -117,7 +117,7 @@ def changes(runs: Sequence[Run], absent: Sequence[str] = (), live: bool = False)
     above, below: sections as HTML, with their text escaped.
     """
     metric, others = tables.page_metric(runs), tables.further_metrics(runs)
-    titled = with_titles(runs)
+    titled, drawn = with_titles(runs), tables.curve_metrics(runs)
     groups = methods.seeds(titled)
     lines = looks([runs[places[0]].method for _, places in groups])
     each = looks([run.method for run in runs])
@@ -135,7 +135,7 @@ def changes(runs: Sequence[Run], absent: Sequence[str] = (), live: bool = False)
         ],
         "rows": [tables.run(run, metric) for run in runs],
         "runs": [
-            content(run, choice, metric, others) | {"look": for_script(look)}
+            content(run, choice, metric, drawn) | {"look": for_script(look)}
             for run, choice, look in zip(runs, choices, each, strict=True)
         ],
         "above": write.section(
@@ -156,14 +156,14 @@ def for_script(look: Look) -> dict[str, Any]:
     return {"colours": [look.light, look.dark], "dash": look.dash}
 
 
-def content(run: Run, choice: curves.Chosen, metric: str, others: Sequence[str]) -> dict[str, Any]:
-    """Return the data of one run. others: further metrics of the page."""
+def content(run: Run, choice: curves.Chosen, metric: str, drawn: Sequence[str]) -> dict[str, Any]:
+    """Return the data of one run. drawn: the metrics that have curves."""
     record, ids = run.record, choice.clients
     return {
         "name": run.name,
         "ids": ids.tolist(),
         "some": some(run, len(ids)),
-        "curves": curves.content(record, choice, metric, others),
+        "curves": curves.content(record, choice, drawn),
         "table": tables.clients(record, ids, metric),
     }
 

@@ -13,7 +13,6 @@ from hpcfed.report.page import encode
 from hpcfed.results.columns import (
     by_round,
     column,
-    main_metric,
     mean_and_std,
     rounds_with_values,
     so_far,
@@ -41,9 +40,9 @@ Y = {  # and quantities
 }
 
 
-def y_axes(metric: str, others: Sequence[str] = ()) -> dict[str, tuple[str, str]]:
-    """Return the quantities drawn, with this metric and others in place of accuracy."""
-    return {name: (f"test {title_metric(name)}", "") for name in (metric, *others)} | {
+def y_axes(metrics: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return the quantities drawn, with these metrics in place of accuracy."""
+    return {name: (f"test {title_metric(name)}", "") for name in metrics} | {
         name: words for name, words in Y.items() if name != "accuracy"
     }
 
@@ -73,16 +72,14 @@ def choose_curves(record: Record, runs: int, live: bool = False) -> Chosen:
     return Chosen(t, evenly(K, max(1, most)))
 
 
-def by_client(
-    record: Record, metric: str = "accuracy", others: Sequence[str] = ()
-) -> dict[str, np.ndarray]:
+def by_client(record: Record, metrics: Sequence[str] = ("accuracy",)) -> dict[str, np.ndarray]:
     """Return the quantities of clients, each [T, K]; nan if a client has no value in a round.
 
-    metric: the name of the run's first metric on the page.  others: further metrics of the page.
+    metrics: those of the page, of which the run may not have measured all.
     """
-    further = {name: column(record, f"clients/{name}") for name in others}
-    names = (main_metric(record), "train_loss", "seconds", "examples", "down", "up")
-    main, loss, seconds, examples, down, up = (column(record, f"clients/{name}") for name in names)
+    measured = {name: column(record, f"clients/{name}") for name in metrics}
+    names = ("train_loss", "seconds", "examples", "down", "up")
+    loss, seconds, examples, down, up = (column(record, f"clients/{name}") for name in names)
     traffic = np.nancumsum(down + up, 0)
     worked = (
         np.where(np.nan_to_num(examples) > 0, seconds, np.nan)
@@ -90,7 +87,7 @@ def by_client(
         else seconds
     )
     rest = {"train_loss": loss, "traffic": traffic, "seconds": worked}
-    return {metric: main} | further | rest
+    return measured | rest
 
 
 def axes(record: Record) -> dict[str, np.ndarray]:
@@ -102,8 +99,7 @@ def axes(record: Record) -> dict[str, np.ndarray]:
 def of_run(
     record: Record,
     clients: dict[str, np.ndarray],
-    metric: str = "accuracy",
-    others: Sequence[str] = (),
+    metrics: Sequence[str] = ("accuracy",),
 ) -> dict[str, np.ndarray]:
     """Return the quantities of the run itself, each [T].
 
@@ -111,18 +107,18 @@ def of_run(
     """
     x = axes(record)
     bands = {}
-    for name in (metric, *others, "train_loss"):
+    for name in (*metrics, "train_loss"):
         bands[name], bands[f"{name}_std"] = mean_and_std(clients[name])
     quantities = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
     return {f"x_{name}": values for name, values in x.items()} | quantities
 
 
 def content(
-    record: Record, choice: Chosen, metric: str = "accuracy", others: Sequence[str] = ()
+    record: Record, choice: Chosen, metrics: Sequence[str] = ("accuracy",)
 ) -> dict[str, Any]:
     """Return the curves in the format of the page."""
-    values = by_client(record, metric, others)
-    run = of_run(record, values, metric, others)
+    values = by_client(record, metrics)
+    run = of_run(record, values, metrics)
     t, k = choice.rounds, choice.clients
     table = np.array([column[t] for column in run.values()], dtype=float).reshape(len(run), len(t))
     of_clients = (

@@ -88,6 +88,11 @@ def further_metrics(runs: Sequence[Run]) -> list[str]:
     return [name for name in names if name not in {run.main_metric for run in runs}]
 
 
+def curve_metrics(runs: Sequence[Run]) -> list[str]:
+    """Return the metrics that have curves: the first one of each run, then the others."""
+    return [*dict.fromkeys(run.main_metric for run in runs), *further_metrics(runs)]
+
+
 def run_heads(runs: Sequence[Run], metric: str) -> dict[str, tuple[str, str]]:
     """Return the columns of the runs' table."""
     private = any(one.record.header.get("privacy") for one in runs)
