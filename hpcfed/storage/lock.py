@@ -3,8 +3,9 @@
 A run locks its folder, and a download the folder of the data (`hpcfed.data.download`).
 
 The file is made under another name and linked into place, which only one process can do, on network
-file systems too; without hard links it is made exclusively. Its holder renews its modification time
-every few seconds. A process that finds such a file asks whether the holder still lives:
+file systems too; without hard links it is made exclusively (`link_file`). Its holder renews its
+modification time every few seconds. A process that finds such a file asks whether the holder still
+lives:
 - on the same machine its process decides, by number and start time;
 - on another machine the modification time does, by the clock of the file system: the holder is
   alive if it was renewed in the last minute, dead after a quarter of an hour; in between nobody
@@ -394,7 +395,12 @@ def candidate(path: Path, me: Holder) -> Path:
 
 
 def link_file(new: Path, path: Path) -> bool:
-    """Link the file to this name too; return False if the name is taken."""
+    """Link the file to this name too; return False if the name is taken.
+
+    A file system without hard links gets a copy, which is made exclusively, but not at once: if
+    this process is killed meanwhile, a lock stays that names no process. `refusal` says what to do
+    then, and it counts as dead after a quarter of an hour.
+    """
     try:
         os.link(new, path)
         return True
@@ -406,14 +412,20 @@ def link_file(new: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
+    content = new.read_bytes()
     try:
-        with open(path, "xb") as file:  # a file system without hard links
-            file.write(new.read_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-        return True
+        file = open(path, "xb")  # noqa: SIM115  a file system without hard links
     except FileExistsError:
         return False
+    try:
+        with file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        discard(path)
+        raise
+    return True
 
 
 def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
@@ -444,6 +456,12 @@ def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
 
 def refusal(path: Path, entry: Found, now: float, here: bool, force: bool) -> ConfigError:
     """Return the error that names the holder of the folder and says what to do."""
+    if not entry.holder.token:
+        return ConfigError(
+            f"out: {path.parent}: its lock {path} names no process: one is writing it, or was "
+            "killed while it did; if no run uses this folder, take it with --force after a minute, "
+            "or remove that file"
+        )
     who = f"out: {path.parent}: another run has this folder: {entry.holder}"
     if here:
         return ConfigError(f"{who}; wait for its end, end it, or give another --out")

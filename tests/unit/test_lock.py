@@ -193,13 +193,28 @@ def test_a_lock_that_a_full_disk_refuses_leaves_no_file(tmp_path: Path, monkeypa
     assert owner(tmp_path) == "ours"
 
 
+def test_without_hard_links_a_disk_that_becomes_full_leaves_no_half_lock(tmp_path, monkeypatch):
+    flushed = list[int]()
+
+    def full(handle: int) -> None:
+        flushed.append(handle)
+        if len(flushed) > 1:  # the lock itself, after the temporary file
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", unsupported)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteError, match="No space left"):
+        Lock(tmp_path, "ours").take()
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[]", b"[" * 9000, b'{"token": "../../x", "process": 1}', b"\xff" * 20_000]
 )
 def test_an_empty_lock_file_is_taken_when_it_is_old(tmp_path: Path, text):
     path = names.lock_file(tmp_path)
     path.write_bytes(text)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=f"{path} names no process.*--force"):
         Lock(tmp_path, "ours").take()
     os.utime(path, (0, 0))
     Lock(tmp_path, "ours").take()
