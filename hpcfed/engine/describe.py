@@ -18,6 +18,7 @@ from hpcfed.algorithms.base import shares_all
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.config.architectures import find
 from hpcfed.config.evaluate import EVERYBODY, evaluates_all
+from hpcfed.config.job import EXACT
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.shapes import Shapes, write_numbers, write_shape
 from hpcfed.core.version import __version__
@@ -66,6 +67,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         # whether clients receive every tensor of a model
         "receives_model": shares_all(rounds.algorithm, rounds.fed),
         "faults": list(WHY),  # the meanings of the numbers in clients/fault
+        "engine": engine(rounds.fed),
         "ranks": rounds.fed.comm.size,
         "placement": placement_of(rounds),
         "own": digests(changed_code.names_of(job)),
@@ -76,6 +78,12 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "hardware": hardware(rounds.fed),
         JOB_ID: os.environ.get("SLURM_JOB_ID", ""),
     } | ({"privacy": rounds.fed.account.facts()} if rounds.fed.account else {})
+
+
+def engine(fed: Federation) -> str:
+    """Return the engine of local training as far as bits depend on it, as a job's identity does."""
+    decided = fed.job.training.engine
+    return decided if decided == "stacked" else EXACT["engine"]
 
 
 def inputs(facts: World) -> dict[str, Any]:

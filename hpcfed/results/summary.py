@@ -62,6 +62,7 @@ LATER = {  # rows that not every run has
 def facts(record: Record) -> dict[str, Any]:
     """Return the numbers of a run, as JSON types; None for values that were not recorded.
 
+    engine: that of local training, as far as bits depend on it: stacked, or one of the others.
     accuracy, or another main metric by its name: of the last evaluated round, mean and population
     standard deviation over the clients that have test data (as in the papers' tables).
     before: the same before local training.
@@ -83,6 +84,7 @@ def facts(record: Record) -> dict[str, Any]:
     return {
         "algorithm": record.header["job"]["algorithm"]["name"],
         "rounds": record.rounds,
+        "engine": record.header.get("engine"),
         main_metric(record): main_facts(record),
         "best": best(record, main_metric(record)),
         "metrics": {name: metric(record, name) for name in metrics(record)},
@@ -335,6 +337,8 @@ def brief(record: Record) -> str:
     done = f"{record.rounds} of {rounds} rounds done, on {count_noun(ranks, 'rank')}"
     if early := record.header.get("early"):
         done += f"\nended early: {early}"
+    if engine := record.header.get("engine"):
+        done += f"\nengine: {printable(engine)}"
     done += "".join(f"\n{line}" for line in privacy.lines(record))
     if (failed := record.columns.get("rounds/secure_failed")) is not None:
         by = record.header["job"]["secure"]["by"]

@@ -123,6 +123,7 @@ class Header(Past):
     data: Text = ""
     classes: list[Text] = []
     client_names: list[Text] = []
+    engine: Text = ""
     task: Text = "classification"
     task_facts: dict[str, Any] = {}
     metrics: list[Text] = []

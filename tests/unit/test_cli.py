@@ -88,6 +88,7 @@ def test_summary_as_json_is_complete(run, capsys):
         "run",
         "algorithm",
         "rounds",
+        "engine",
         "accuracy",
         "best",
         "metrics",

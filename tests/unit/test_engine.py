@@ -56,6 +56,13 @@ def test_the_header_says_whether_clients_receive_a_complete_model():
         assert header["receives_model"] == complete, method
 
 
+@pytest.mark.parametrize("engine", ["stacked", "traced"])
+def test_the_header_says_which_engine_trains_if_its_bits_are_its_own(engine):
+    rounds = started("fedavg", "--training.engine", engine)
+    header = describe.header(rounds.fed.job, world(rounds.fed.job, Serial()), rounds)
+    assert header["engine"] == ("stacked" if engine == "stacked" else "eager, traced or graphed")
+
+
 def test_a_row_holds_every_column_of_clients_ranks_and_round():
     row, raised = started().step(lambda: {"stop": False})
     assert raised == {"stop": False}

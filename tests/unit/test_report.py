@@ -111,6 +111,13 @@ def test_the_best_round_counts_from_one_and_says_how_it_was_chosen(run):
     assert best == {"round": 2, "mean": pytest.approx(0.6), "selected_on": "test data"}
 
 
+def test_the_summary_says_which_engine_trained_if_the_results_do(run, tmp_path):
+    assert summary.facts(load(run))["engine"] is None and "engine" not in summary.brief(load(run))
+    stacked = load(run_of(tmp_path / "stacked", [], engine="stacked"))
+    assert summary.facts(stacked)["engine"] == "stacked"
+    assert "engine: stacked" in summary.brief(stacked).splitlines()
+
+
 def test_traffic_is_exact_per_client_and_round(run):
     traffic = summary.facts(load(run))["traffic"]
     assert (traffic["down_per_client_round"], traffic["up_per_client_round"]) == (20520, 20520)
