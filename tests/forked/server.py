@@ -23,7 +23,8 @@ ROOT = str(Path(__file__).parents[2])
 # Variables that Python and libraries read when they start or are imported.
 PATH = "PYTHONPATH"
 AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "CUDA_", "LD_PRELOAD", "MALLOC_")
-LATER = (PATH, "TORCHINDUCTOR_CACHE_DIR")  # read later; torch itself sets the second
+# read later: CUDA's when it is first used, which importing torch does not; torch sets the last one
+LATER = (PATH, "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR")
 
 
 class Server:

@@ -43,7 +43,9 @@ class Desk:
         (folder / "jobs").symlink_to(ROOT / "jobs")
         commands = [str(Path(python).parent) for python in (forked.python(), sys.executable)]
         path = os.pathsep.join([*commands, cluster.env["PATH"]])
-        self.env = environment({**SMALL_MACHINE, **cluster.env, "PATH": path})
+        # mpirun puts its own folder before this path, unless it is asked to pass that on
+        with_path = {"PATH": path, "OMPI_MCA_mca_base_env_list": "PATH"}
+        self.env = environment({**SMALL_MACHINE, **cluster.env, **with_path})
         self.submission = ""  # output of the last submission
 
     def open(self) -> None:
@@ -71,6 +73,7 @@ class Desk:
                 patch.setenv(name, value)
             patch.setattr(sys, "path", [*sys.path])
             patch.setattr(sys, "argv", ["hpcfed", *words])
+            patch.setattr(sys, "executable", forked.python())  # which a script would put before
             assert cli.main(words) == 0, printed.getvalue()
         return printed.getvalue()
 
