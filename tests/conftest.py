@@ -28,9 +28,12 @@ import pytest
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Nor does a run draw its curves at its end, which takes as long as a small run.
 os.environ["HPCFED_LOG__PICTURE"] = "false"
+# Nor do other packages' plugins make Hypothesis import them.
+os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"
 # While tests are collected, all is imported, and nothing is garbage.
 gc.disable()
 
+TESTS = Path(__file__).parent
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 WAITING = (  # for the processes that they start; the longest first
@@ -66,6 +69,25 @@ def pytest_ignore_collect(collection_path, config):
     return True if "mark.quick" not in collection_path.read_text() else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collect_directory(path, parent):
+    return InTurn.from_parent(parent, path=path) if path.parent == TESTS else None
+
+
+class InTurn(pytest.Dir):
+    """A folder whose files each process collects from another one on.
+
+    Python compiles a file when it is imported for the first time: with one order, all processes
+    would compile all files, side by side.
+    """
+
+    def collect(self):
+        nodes = list(super().collect())
+        number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        start = number * len(nodes) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+        return nodes[start:] + nodes[:start]
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid.startswith(QUICK) or (
@@ -76,6 +98,7 @@ def pytest_collection_modifyitems(items):
         key=lambda item: (
             [not item.nodeid.startswith(folder) for folder in WAITING],
             item.nodeid.startswith(BY_METHOD),
+            item.path,
         )
     )
     items[:] = take_turns(items)
@@ -131,7 +154,7 @@ def seeds():
 
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed also formats the stack, for devices
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 """Runs of hpcfed as forks of this process, so that imports and data are paid once.
 
-A run of the study trains for some seconds; a start would add seven: torch, hpcfed, torch's compiler
-(which torch imports when a user's model is built), and reading the data. Each fork is a process of
-its own, whose settings, memory and failures end with it, and whose CPU seconds are counted exactly.
+A run of the study trains for some seconds; a start would add several: torch, hpcfed and reading
+the data. Each fork is a process of its own, whose settings, memory and failures end with it, and
+whose CPU seconds are counted exactly.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NoReturn, TypeVar
-
-import torch._dynamo  # noqa: F401
 
 import hpcfed.engine.run  # noqa: F401
 from hpcfed.config.load import load

@@ -10,7 +10,6 @@ from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data.datasets import load
 from hpcfed.models import build
 
-pytest.importorskip("transformers", minversion="5.3")
 EVIL = """
 from pathlib import Path
 Path("{mark}").touch()
@@ -51,6 +50,7 @@ CONFIGS = {  # by what names the code
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with a file of code, which leaves a mark if it is run; no host may be asked."""
+    pytest.importorskip("transformers", minversion="5.3")
     monkeypatch.chdir(tmp_path)
     asked = []
     monkeypatch.setattr("socket.getaddrinfo", lambda *address, **_: asked.append(address) or [])

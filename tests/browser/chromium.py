@@ -6,10 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.support.ui import WebDriverWait
-
 from tests import limits
 
 PROGRAMS = ("chromium", "chromedriver")
@@ -22,6 +18,9 @@ class Browser:
     """One window. Downloads land in a folder of its own."""
 
     def __init__(self, folder: Path):
+        from selenium.webdriver import Chrome, ChromeOptions
+        from selenium.webdriver.chrome.service import Service
+
         self.folder = folder
         options = ChromeOptions()
         options.binary_location = shutil.which("chromium")
@@ -70,6 +69,8 @@ class Browser:
         )
 
     def until(self, true: Callable[[], Any], complaint: str) -> Any:
+        from selenium.webdriver.support.ui import WebDriverWait
+
         return WebDriverWait(self.driver, LIMIT, poll_frequency=0.05).until(
             lambda _: true(), complaint
         )

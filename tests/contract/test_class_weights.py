@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
 from hpcfed.comm import Serial
@@ -47,6 +46,8 @@ def test_weights_without_effect_leave_the_bits_of_cross_entropy():
 
 
 def test_inverse_frequencies_are_those_of_scikit_learn():
+    from sklearn.utils.class_weight import compute_class_weight
+
     y = np.array([0, 0, 0, 2, 2, 3])
     want = compute_class_weight("balanced", classes=np.unique(y), y=y)
     got = inverse_frequencies(np.bincount(y, minlength=5))

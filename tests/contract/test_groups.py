@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn import metrics as library
 
 from hpcfed.comm import Serial
 from hpcfed.config.load import load as load_job
@@ -68,12 +67,14 @@ def answers(n: int = 200) -> dict[str, np.ndarray]:
 
 
 def test_metrics_of_a_group_are_those_of_its_examples_alone():
+    from sklearn.metrics import roc_auc_score
+
     scored = answers()
     columns = group_metrics(BINARY, ("accuracy", "roc_auc"), scored, 3, seed=0)
     for i in range(3):
         y, margin = (scored[name][scored["group"] == i] for name in ("y", "margin"))
         assert columns["accuracy"][i] == pytest.approx(((margin > 0) == y).mean(), abs=1e-12)
-        assert columns["roc_auc"][i] == pytest.approx(library.roc_auc_score(y, margin), abs=1e-12)
+        assert columns["roc_auc"][i] == pytest.approx(roc_auc_score(y, margin), abs=1e-12)
         assert columns["examples"][i] == len(y)
         for name in ("accuracy", "roc_auc"):
             assert columns[f"{name}_low"][i] < columns[name][i] < columns[f"{name}_high"][i]

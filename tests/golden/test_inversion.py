@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
@@ -29,6 +28,8 @@ def turn(module: nn.Module, **settings) -> Turn:
 
 
 def digits(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     x = torch.from_numpy(data.images[:n] / 16).unsqueeze(1)
     return x, torch.from_numpy(data.target[:n])

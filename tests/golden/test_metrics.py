@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as library
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine.run_metrics import pooled_accuracy
@@ -19,6 +18,14 @@ CLASSES, SURVIVAL_TASK = Classification(), make("survival")
 ALL = tuple(
     name for name in CLASSES.fitting(2) if not Classification.metrics[name].threshold
 )  # of two classes
+
+
+@pytest.fixture(scope="module")
+def library():
+    """The metrics of scikit-learn, whose import takes a second."""
+    from sklearn import metrics
+
+    return metrics
 
 
 def compute(names: Sequence[str], answers: Answers) -> tuple[float, ...]:
@@ -80,7 +87,7 @@ def test_c_index_counts_comparable_pairs_and_a_tie_of_risks_as_half():
     assert of("c_index", SURVIVAL) == (3 + 1 + 0.5) / 5
 
 
-def test_c_index_is_the_area_under_the_curve_where_all_events_are_at_one_time():
+def test_c_index_is_the_area_under_the_curve_where_all_events_are_at_one_time(library):
     g = np.random.default_rng(0)
     event, risk = g.integers(0, 2, 40), g.integers(0, 9, 40).astype(np.float32)
     answers = {"time": np.where(event, 1.0, 2.0), "event": event, "risk": risk}
@@ -91,7 +98,7 @@ def test_a_tie_of_scores_counts_half_in_the_area_under_the_curve():
     assert of("roc_auc", answers([0, 1], [0, 0], [0, 0])) == 0.5
 
 
-def test_metrics_are_those_of_scikit_learn_with_the_positive_class_second():
+def test_metrics_are_those_of_scikit_learn_with_the_positive_class_second(library):
     g = np.random.default_rng(1)
     y, margin = g.integers(0, 2, 200), g.normal(size=200).astype(np.float32)
     scored = answers(y.tolist(), (margin > 0).tolist(), margin.tolist())
@@ -121,7 +128,7 @@ def ece_by_hand(y: np.ndarray, probability: np.ndarray) -> float:
     return total
 
 
-def test_metrics_of_several_classes_are_those_of_scikit_learn():
+def test_metrics_of_several_classes_are_those_of_scikit_learn(library):
     g = np.random.default_rng(2)
     y, logits = g.integers(0, 7, 300), g.normal(size=(300, 7)).astype(np.float32)
     wide = logits.astype(np.float64)
@@ -169,11 +176,15 @@ def test_a_client_with_validation_examples_of_one_class_has_no_threshold_and_no_
 
 
 def of_labels(labels: np.ndarray, scores: np.ndarray) -> float:
-    return library.brier_score_loss(labels, scores)
+    from sklearn.metrics import brier_score_loss
+
+    return brier_score_loss(labels, scores)
 
 
 def misses_labels(labels: np.ndarray, scores: np.ndarray) -> float:
-    return library.log_loss(labels, scores, labels=[7])
+    from sklearn.metrics import log_loss
+
+    return log_loss(labels, scores, labels=[7])
 
 
 def test_a_function_of_labels_and_scores_is_a_metric():
@@ -189,7 +200,9 @@ def test_a_failing_function_is_one_message_with_its_line():
 
 
 def forgets_to_return(labels: np.ndarray, scores: np.ndarray) -> None:
-    library.brier_score_loss(labels, scores)
+    from sklearn.metrics import brier_score_loss
+
+    brier_score_loss(labels, scores)
 
 
 def test_a_function_that_returns_nothing_is_refused():
@@ -277,7 +290,7 @@ def test_equal_targets_do_not_vary_although_their_mean_is_rounded():
     assert np.isnan(REGRESSION.compute(["r2"], {"y": level, "predicted": level + 0.5})[0])
 
 
-def test_metrics_of_numbers_are_those_of_scikit_learn():
+def test_metrics_of_numbers_are_those_of_scikit_learn(library):
     g = np.random.default_rng(2)
     y, predicted = g.normal(5, 3, (200, 3)), g.normal(5, 3, (200, 3))
     assert REGRESSION.compute(("mse", "mae", "r2"), {"y": y, "predicted": predicted}) == (
@@ -287,7 +300,7 @@ def test_metrics_of_numbers_are_those_of_scikit_learn():
     )
 
 
-def test_metrics_of_several_labels_are_those_of_scikit_learn():
+def test_metrics_of_several_labels_are_those_of_scikit_learn(library):
     g = np.random.default_rng(3)
     y, score = g.integers(0, 2, (200, 4)).astype(np.uint8), g.normal(size=(200, 4))
     assert MULTILABEL.compute(tuple(MULTILABEL.metrics), {"y": y, "score": score}) == (

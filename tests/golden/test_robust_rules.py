@@ -14,7 +14,6 @@ from hpcfed.federation.transforms.comparison import (
 )
 from hpcfed.federation.transforms.defence.buckets import Buckets
 from hpcfed.federation.transforms.defence.clipping import CentredClipping, NormBound
-from hpcfed.federation.transforms.defence.flame import majority
 from hpcfed.federation.transforms.defence.fltrust import FLTrust
 from hpcfed.federation.transforms.defence.foolsgold import unlike
 from hpcfed.federation.transforms.defence.geometric_median import GeometricMedian
@@ -169,6 +168,8 @@ def test_fltrust_moves_nowhere_if_nobody_is_trusted():
 
 
 def test_flame_keeps_the_majority():
+    from hpcfed.federation.transforms.defence.flame import majority  # imports scikit-learn
+
     angles = np.array([0.0, 0.02, -0.02, 0.03, 3.0])
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     assert majority(1 - compare(vectors).cosines).tolist() == [True, True, True, True, False]

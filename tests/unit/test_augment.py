@@ -16,8 +16,13 @@ from hpcfed.data.augment import POLICIES, crop_flip, simclr, views
 from hpcfed.data.crop import DRAWS, RATIO, SCALE, _boxes, crop, resized_crop, uniform
 from tests.on_device import Launches
 
-import_torchvision()
-from torchvision.transforms.v2 import functional as reference  # noqa: E402  (it needs the line above)
+
+@pytest.fixture(scope="module")
+def reference():
+    import_torchvision()
+    from torchvision.transforms.v2 import functional
+
+    return functional
 
 
 def images(n=6, channels=3, height=12, width=12) -> torch.Tensor:
@@ -53,7 +58,7 @@ def test_prepare_refuses_another_number_of_channels():
         ("adjust_hue", [-0.1, 0.0, 0.1, 0.33, -0.33]),
     ],
 )
-def test_changes_of_colour_are_torchvisions(name, factors):
+def test_changes_of_colour_are_torchvisions(reference, name, factors):
     x = images(len(factors))
     x[:, :, 0, :3] = torch.tensor([0.0, 0.5, 1.0])  # black, grey, white
     x[:, :2, 1] = 0.7  # two equal largest channels
@@ -63,13 +68,13 @@ def test_changes_of_colour_are_torchvisions(name, factors):
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
 
 
-def test_contrast_of_one_channel_is_torchvisions():
+def test_contrast_of_one_channel_is_torchvisions(reference):
     x = images(2, 1)
     want = torch.stack([reference.adjust_contrast(x[i], f) for i, f in enumerate((0.6, 1.4))])
     torch.testing.assert_close(colour.adjust_contrast_(x.clone(), torch.tensor([0.6, 1.4])), want)
 
 
-def test_jitter_draws_of_one_half_change_nothing_and_grey_is_torchvisions():
+def test_jitter_draws_of_one_half_change_nothing_and_grey_is_torchvisions(reference):
     draws = torch.full((6, 6), 0.5)
     torch.testing.assert_close(
         colour.jitter_(images(), [3, 1, 0, 2], draws), images(), atol=1e-6, rtol=0
@@ -88,7 +93,7 @@ def test_jitter_leaves_one_image_in_five_alone_and_greys_one_in_five():
 
 
 @pytest.mark.parametrize("box", [(0, 0, 12, 12), (2, 3, 6, 8), (11, 0, 1, 12), (5, 7, 7, 5)])
-def test_a_crop_is_torchvisions_resized_crop(box):
+def test_a_crop_is_torchvisions_resized_crop(reference, box):
     x, numbers = images(), (torch.full((6,), float(v)) for v in box)
     got = crop(x, *numbers, mirrored=torch.tensor([False, True] * 3))
     want = reference.resized_crop(x, *box, size=[12, 12], antialias=False)

@@ -11,7 +11,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from hpcfed.core.compat import import_torchvision
 from hpcfed.core.errors import ConfigError, DataError
@@ -88,6 +87,8 @@ def test_digits_are_1437_and_360_upright_scans_of_all_classes(tmp_path):
 
 
 def test_digits_are_scikit_learns(tmp_path):
+    from sklearn.datasets import load_digits
+
     scans, y = load_digits(return_X_y=True)
     data = load("digits", tmp_path)
     got = zip(
