@@ -2,14 +2,15 @@
 
 | run       | ranks | rounds | what is special                                                     |
 |-----------|-------|--------|---------------------------------------------------------------------|
-| `whole`   | 1     | 1 to 3 | seen after each round; scores from 2 on; in 3 a client drops out    |
+| `whole`   | 1     | 1 to 3 | seen after each round; messages are noted in 1 and 2; scores from 2 |
+|           |       |        | on; in 3 a client drops out                                         |
 | `spread`  | 3     | 1 to 3 | saved, then clients move after round 1; in 3 that client fails      |
 | `stopped` | 1     | 2      | continues from what `spread` saved; a signal ends it                |
 | `resumed` | 2     | 2      | continues from what `stopped` saved; late scores; rank 0 owns no    |
 |           |       |        | client                                                              |
 | `graphed` | 1     | 1, 2   | no evaluation, no undo log; recorded steps, as CUDA graphs with a   |
-|           |       |        | stand-in for the capture; bf16, but all layers are small; in 3 the  |
-|           |       |        | loss is nan                                                         |
+|           |       |        | stand-in for the capture; bf16, but all layers are small; messages  |
+|           |       |        | are changed and changed back; in 3 the loss is nan                  |
 | `away`    | 1     | 1, 2   | on a GPU that is not there; resumed after round 1                   |
 
 All of them must have the bits of `whole`. If one does not, leave out what is special about it,
@@ -57,12 +58,14 @@ from hpcfed.storage import names
 from hpcfed.training import graphs, local, optimisers, stacked
 from tests import saving
 from tests.contract import toy
+from tests.contract.messages import Noted, round_trip
 from tests.pretended_gpu import WAITS, on_host, pretended_gpu
 from tests.threads import spmd
 
 ROUNDS = 3
 SAVED, MOVED, STOPPED, FAILED = 1, 1, 2, 3  # the rounds, counted from 1, after or in which it is so
 EVALUATED = 2  # from this round on
+NOTED_ROUNDS = 2  # whose messages are noted; the first uploads of peers are their common start
 DIVERGED = 3  # the round in which the loss of `graphed` is nan
 LONG = ("--rounds", str(ROUNDS), "--local.keep_optimiser", "true")
 SCORED = (
@@ -73,6 +76,7 @@ LAST_RANK = ("--run.speeds", "1e-9,1")  # of two, which gets all clients
 UNSCORED = ("--evaluate.every", "1000", "--evaluate.before", "false")
 DROP = ("--run.on_client_fault", "drop")
 LARGE = 1e15  # multiply-adds, which no layer here has
+NOTED: dict[str, Noted] = {}  # messages of the run `whole` of each method
 FEW = 30_000  # bytes of clients' states on a GPU; one takes 10,000 to 70,000
 
 
@@ -137,6 +141,7 @@ class Examination:
     ):
         self.method, self.folder, self.make = method, folder, make
         self.made: dict[str, tuple[Any, BaseException | None]] = {}  # run or error, by name
+        self.usual = flags is None and make is toy.job
         self.event_based = issubclass(load(method), EventBased)
         # who fails in the last round, which `whole` finds: a client, and the number of that round;
         # in virtual time of its task
@@ -156,7 +161,7 @@ class Examination:
     @once
     def whole(self) -> Watch:
         """The run on one rank, and its result file, partition and last checkpoint."""
-        run, watch = self.folder / "whole", Watch()
+        run, watch, noted = self.folder / "whole", Watch(), Noted()
         run.mkdir()
         before = global_generators()
         facts = world(self.job, Serial())
@@ -179,16 +184,21 @@ class Examination:
                 counting = rounds.fed.clock.heartbeat = Steps()
                 if t == FAILED and not self.event_based:
                     self.victim = rounds.algorithm.cohort(rounds.fed, t - 1)[1], t - 1
-                with self.failure(drops_out=True) if t == FAILED else nullcontext():
+                special = self.failure(drops_out=True) if t == FAILED else nullcontext()
+                with noted.noting(rounds.fed) if t <= NOTED_ROUNDS else special:
                     row = rounds.step()[0]
                 results.append(row)
                 outcome = toy.outcome(rounds, [row])
                 watch.formats += not_row_major([outcome.state, outcome.memory])
                 watch.outcomes.append(deepcopy(outcome))
+                if t <= NOTED_ROUNDS:
+                    noted.add(watch.outcomes[-1])
                 if t == STOPPED:
                     watch.copied = copy, dict(toy.leaves(taken))
                     watch.replaced = values, dict(toy.leaves(snapshot.to_tree(old)))
                     watch.steps = counting.made
+        if self.usual:
+            NOTED[self.method] = noted
         saving.save(rounds, run)
         results.finish()
         watch.generators = before, global_generators()
@@ -262,8 +272,9 @@ class Examination:
     def graphed(self) -> Watch:
         """The run with replayed steps, without evaluation and undo log; a loss of nan ends it.
 
-        Its objectives are computed under autocast, as if a model had a large layer too: small
-        layers and the formulas of losses have the bits of float32.
+        A change of all messages and its inverse change no bit. Objectives are computed under
+        autocast, as if a model had a large layer too: small layers and the formulas of losses have
+        the bits of float32.
         """
         flags = (*LONG, *UNSCORED, *self.flags, "--training.engine", "graphed")
         watch, flags = Watch(), (*flags, "--run.precision", "bf16")
@@ -272,6 +283,7 @@ class Examination:
             patch.setattr(precision, "SMALL", LARGE)
             patch.setattr(precision, "least_batch", lambda model: 0)
             rounds = toy.start(Serial(), self.make(self.method, *flags))
+            rounds.fed.transforms += round_trip()
             for _ in range(DIVERGED - 1):
                 watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
         with nan_losses(load(self.method)):

@@ -4,7 +4,7 @@ import pytest
 
 from hpcfed.comm import Serial
 from tests.contract import toy
-from tests.contract.test_uploads import WORDS, plain
+from tests.contract.noted import WORDS, noted
 
 SMALL = ("--compression.min_size", "16")  # the toy models have small tensors
 FULL = ("--compression.by", "top-k", "--compression.down", "top-k", "--compression.share", "1")
@@ -26,7 +26,7 @@ def computed(outcome: toy.Outcome) -> list:
 @pytest.mark.parametrize("method", toy.CATEGORIES)
 def test_codecs_that_lose_nothing_change_nothing(method: str):
     full = toy.run(Serial(), job(method, *SMALL, *FULL), rounds=2)
-    assert toy.differences(computed(full), computed(plain(method).outcomes[-1])) == []
+    assert toy.differences(computed(full), computed(noted(method).outcomes[-1])) == []
 
 
 def test_what_is_lost_waits_while_a_client_is_lost():

@@ -125,8 +125,11 @@ def test_a_client_that_fails_is_one_that_drops_out(runs: Examination):
 def test_neither_evaluation_nor_undo_log_nor_replay_nor_autocast_changes_what_is_learned(
     runs: Examination,
 ):
+    """Nor a change of all messages and its inverse."""
     for plain, evaluated in zip(runs.graphed.outcomes, runs.whole.outcomes, strict=False):
         assert toy.differences(learned(plain), learned(evaluated)) == []
+        for column in ("down", "up"):
+            assert plain.column(column).tolist() == evaluated.column(column).tolist()
 
 
 def test_all_tensors_of_a_gpu_run_are_on_the_gpu_and_have_the_same_bits(

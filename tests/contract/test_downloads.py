@@ -1,7 +1,7 @@
 """What a client has of the server is what `fed.down` returns.
 
 Each method runs rounds of the toy world, with transforms that make what clients receive something
-else than what the server has. That a change and its inverse change nothing: `test_uploads.py`.
+else than what the server has. That a change and its inverse change nothing: `test_contract.py`.
 """
 
 import pytest
@@ -11,7 +11,8 @@ from hpcfed.core.errors import HpcfedError
 from hpcfed.core.payload import from_tree, to_tree
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
-from tests.contract.test_uploads import Downlink, Messages, multiplied, plain, rounds_of
+from tests.contract.messages import Downlink, Messages, multiplied
+from tests.contract.noted import noted, rounds_of
 
 # fields of states that never change, and follow from the seed, so that clients know them
 CONSTANT = {"mocha": ("body",)}
@@ -20,9 +21,9 @@ each_method = pytest.mark.parametrize("method", ALGORITHMS)
 
 @each_method
 def test_the_bytes_of_downloads_are_those_counted(method: str):
-    noted = plain(method)
-    counted = noted.outcomes[-1].column("down").sum(0).astype(int).tolist()
-    assert [sum(noted.downlink.sizes[k]) for k in range(len(counted))] == counted
+    rounds = noted(method)
+    counted = rounds.bytes("down").astype(int).tolist()
+    assert [sum(rounds.downlink.sizes[k]) for k in range(len(counted))] == counted
 
 
 @each_method
@@ -36,7 +37,7 @@ def test_a_client_that_reads_the_servers_state_fails():
 
 def known_in_another_way(method: str) -> list[str]:
     """Differences in what clients send, between servers of other state and the same downloads."""
-    want = plain(method)
+    want = noted(method)
     second = Messages(replay_downloads=True, downloads=want.messages.downloads)
     next(rounds_of(method, second, before=change_state))
     return toy.differences(second.uploads, want.round_1_uploads)
@@ -52,7 +53,7 @@ def change_state(rounds: Rounds) -> None:
 
 @each_method
 def test_each_client_computes_with_each_download_as_it_received_it(method: str):
-    want = plain(method)
+    want = noted(method)
     downlink = want.downlink
     for number in range(max(map(len, downlink.sizes.values()), default=0)):
         changed = Downlink(number=number)
