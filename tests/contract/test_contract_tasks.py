@@ -65,7 +65,8 @@ def after(rounds: Rounds) -> list:
     return weights(rounds)
 
 
-ONCE = ("--evaluate.before", "false", "--evaluate.every", "2")  # after the last round alone
+# scores after the last round alone; local training of few steps
+ONCE = ("--evaluate.before", "false", "--evaluate.every", "2", "--local.batch", "32")
 
 
 @pytest.mark.parametrize("task", TASKS)

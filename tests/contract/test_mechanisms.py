@@ -25,7 +25,7 @@ from tests.threads import spmd
 # scores after the second round; of six clients five take part, one or two of them attackers
 SHORT = (
     *("--rounds", "3", "--evaluate.before", "false", "--evaluate.every", "2"),
-    *("--participation", "0.8", "--attack.clients", "2,4"),
+    *("--local.batch", "32", "--participation", "0.8", "--attack.clients", "2,4"),
 )
 BF16 = ("--run.precision", "bf16", "--training.engine", "eager")
 ATTACKS = (
