@@ -120,6 +120,8 @@ def test_every_method_runs_on_texts_or_names_the_field_to_set(method: str):
         "lstm-2",
         "--rounds",
         "1",
+        "--evaluate.before",
+        "false",
     ]
     try:
         assert np.isfinite(toy.run(Serial(), job(method, *flags)).scores).any()

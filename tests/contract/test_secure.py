@@ -113,7 +113,7 @@ def test_below_the_threshold_the_state_stays_and_bytes_are_counted(masks):
 
 def test_shares_of_noise_are_masked_in_their_ring():
     noise = ("--privacy.by", "distributed", "--privacy.clip", "0.5", "--privacy.noise", "1")
-    model = ("--models.mix", "mlp", "--algorithm.weighting", "uniform")
+    model = ("--models.mix", "logistic", "--algorithm.weighting", "uniform")
     flags = (*ALL, *noise, "--privacy.bits", "16", *model)
     charged = toy.run(Serial(), secure("fedavg", "secagg", *flags, masks="charged"))
     for outcome in spmd(2, lambda comm: toy.run(comm, secure("fedavg", "secagg", *flags))):

@@ -47,7 +47,7 @@ MIXES = {
     "depths": "resmlp-2,resmlp-4",
 }  # by what a method accepts; others: MIX
 WITHOUT_NORM = {"one architecture": "mlp", "widths": "cnn", "depths": "resmlp-2,resmlp-4"}
-MIX_WITHOUT_NORM = "mlp,fedhenn-2,fedhenn-3,mlp,fedhenn-2,fedhenn-1"
+MIX_WITHOUT_NORM = "mlp,fedhenn-1"
 DIFFERENT = {"widths": ("--models.widths", "1,0.5,0.25")}  # in which clients may differ beside it
 # what a method needs beside its defaults, the last for a fraction of a second; nothing of it if
 # flags give the first option another value
