@@ -139,7 +139,7 @@ AT_ONCE = ("--clients", "6", "--algorithm.after", "0")
 CUTS = (*AT_ONCE, "--algorithm.eps1", "1e9", "--algorithm.eps2", "1e-9")
 SENSES = (  # several modalities, some of which some clients lack
     *("--data.name", str(senses() / "senses.h5"), "--data.partition", "natural"),
-    *("--data.sizes", "equal", "--clients", "6"),
+    *("--data.sizes", "equal", "--clients", "4"),
 )
 SMALL_SETS = (  # of few examples
     *("--algorithm.calibration", "0.5", "--algorithm.alpha", "0.4", "--local.epochs", "2"),
