@@ -2,8 +2,9 @@
 
 It needs only result files. As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's
 signed-rank test, Holm's correction if several methods are compared with one. Seeds take the place
-of his data sets, because they are independent; clients of one run are not. Fewer than six seeds
-are compared by the paired t test, because the rank test of so few cannot give p < 0.05.
+of his data sets, because they are independent; clients of one run are not. If the
+rank test of so few seeds cannot give p < 0.05 after this correction, all methods are compared by
+the paired t test.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.wording import count_noun
 from hpcfed.report import differences
 from hpcfed.report.cases import also_differ, code_or_data_differ, find_cases
-from hpcfed.report.differences import ENOUGH, RANKED
+from hpcfed.report.differences import ENOUGH
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.naming import Names, with_titles
@@ -257,11 +258,9 @@ def notes(result: Result) -> list[str]:
 
 def how(done: list[Comparison]) -> list[str]:
     """Return notes on the units of intervals and tests, and their limits."""
-    seeds = {one.seeds for one in done if one.seeds >= ENOUGH}
-    tests = ["paired t test"] * any(n < RANKED for n in seeds)
-    tests += ["Wilcoxon's signed-rank test"] * any(n >= RANKED for n in seeds)
-    test = f" (from {RANKED} seeds) or ".join(reversed(tests))
-    sentences = [OVER_SEEDS.format(test=test)] if seeds else []
+    over_seeds = any(one.seeds >= ENOUGH for one in done)
+    test = "Wilcoxon's signed-rank test" if done[0].by_ranks else "paired t test"
+    sentences = [OVER_SEEDS.format(test=test)] if over_seeds else []
     if any(one.seeds < ENOUGH and one.p is None for one in done):
         sentences.append(f"An interval and a test over seeds need {ENOUGH} of them.")
     if any(one.seeds == 1 and one.p is not None for one in done):

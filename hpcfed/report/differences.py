@@ -10,7 +10,7 @@ The choice of rank tests follows Demšar (JMLR 7, 2006, sections 3.1 and 3.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ DRAWS = 10_000  # of the bootstrap
 FEW = 13  # pairs up to which all 2 ** n signs are counted if ranks are tied
 DIGITS = 12  # of the compared values: differences that are equal but for rounding are tied
 ENOUGH = 3  # seeds for an interval and a test over them
-RANKED = 6  # seeds from which the signed-rank test can give p < 0.05
 Interval = tuple[float, float]
 
 
@@ -56,9 +55,20 @@ class Paired:
 
     @property
     def p(self) -> float | None:
-        """p of the test over seeds; None if they are too few."""
+        """p of the paired t test over seeds; None if they are too few.
+
+        It is below 0.05 exactly if the interval leaves out 0.
+        """
+        return self._p_over_seeds(t_test)
+
+    @property
+    def rank_p(self) -> float | None:
+        """p of the signed-rank test over seeds; None if they are too few."""
+        return self._p_over_seeds(wilcoxon)
+
+    def _p_over_seeds(self, test: Callable[[np.ndarray, float | None], float]) -> float | None:
         enough = len(self.by_seed) >= ENOUGH
-        return p_over_seeds(self.seeds, magnitude(self.clients, self.scale)) if enough else None
+        return test(self.seeds, magnitude(self.clients, self.scale)) if enough else None
 
     @property
     def effect(self) -> float | None:
@@ -96,16 +106,14 @@ def without_rounding(differences: np.ndarray, scale: float) -> np.ndarray:
     return np.round(differences, DIGITS - math.ceil(math.log10(scale)) if scale else DIGITS)
 
 
-def p_over_seeds(differences: np.ndarray, scale: float | None = None) -> float:
-    """Return p of the two-sided test of the means of seeds.
+def ranks_can_differ(seeds: Sequence[int], tests: int) -> bool:
+    """Return whether signed-rank tests of all these comparisons can give a corrected p < 0.05.
 
-    It is the signed-rank test from RANKED seeds on. That of fewer seeds cannot give p < 0.05, and
-    so it is the paired t test, whose p is below 0.05 exactly if `t_interval` leaves out 0.
+    The smallest p of n seeds, 2 ** (1 - n), is multiplied by the number of tests (`holm`).
 
-    differences: [n], n >= 2, one for each seed.  scale: as in `Paired`.
+    seeds: of each comparison over seeds.  tests: number of all tests that are corrected together.
     """
-    test = wilcoxon if len(differences) >= RANKED else t_test
-    return test(differences, scale)
+    return all(tests * 2.0 ** (1 - n) < 1 - SURE for n in seeds)
 
 
 def t_test(differences: np.ndarray, scale: float | None = None) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from hpcfed.core.errors import ConfigError
 from hpcfed.report import differences
 from hpcfed.report.cases import ASIDE, SEED, by_seed, refuse_same_seed
-from hpcfed.report.differences import Paired
+from hpcfed.report.differences import ENOUGH, Paired, ranks_can_differ
 from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View
 from hpcfed.results.run import Run, format_value
@@ -227,6 +227,7 @@ class Comparison:
     effect: the mean difference over the standard deviation of the clients' differences; None if
     the number is not of clients.
     counts: clients that are better, worse and equal, over all pairs.
+    by_ranks: whether p over seeds is that of the signed-rank test, not of the paired t test.
     """
 
     method: Method
@@ -237,6 +238,7 @@ class Comparison:
     p: float | None
     effect: float | None
     counts: tuple[int, int, int]
+    by_ranks: bool = False
     holm: float | None = None
 
     @property
@@ -253,25 +255,24 @@ class Comparison:
         return self.mean - self.base
 
 
-def against(one: Method, base: Method, view: View, anyway: bool = False) -> Comparison:
+def against(one: Method, seed_pairs: list[Pair], view: View, by_ranks: bool = False) -> Comparison:
     """Return the comparison of a method with the baseline.
 
-    anyway: whether runs that are not comparable are accepted.
+    seed_pairs: their runs.  by_ranks: whether the test over seeds is the signed-rank test.
     """
-    seed_pairs = pairs(one, base, view, anyway)
     mean, other = (
         float(np.mean([getattr(pair, name) for pair in seed_pairs])) for name in ("mean", "base")
     )
     scale = max(one.largest for one in seed_pairs)
     paired = Paired(tuple(one.differences for one in seed_pairs), scale)
-    interval, p = paired.interval, paired.p
-    if len(seed_pairs) == 1 and len(paired.clients) > 1:
+    interval, p = paired.interval, paired.rank_p if by_ranks else paired.p
+    if is_over_clients(seed_pairs):
         interval = differences.bootstrap(paired.clients, seed_pairs[0].seed)
         p = differences.wilcoxon(paired.clients, scale)
     of_clients = all(len(one.clients) for one in seed_pairs)
     effect = paired.effect if of_clients else None
     counts = paired.counts(view.measure.high)
-    return Comparison(one, seed_pairs, mean, other, interval, p, effect, counts)
+    return Comparison(one, seed_pairs, mean, other, interval, p, effect, counts, by_ranks)
 
 
 def apply_holm(comparisons: list[Comparison]) -> list[Comparison]:
@@ -291,12 +292,32 @@ def compare_all(
     The second list has the methods that cannot be compared with it, and why. Raises ConfigError if
     these are all.
     """
-    comparisons, unpaired = list[Comparison](), list[tuple[Method, str]]()
+    paired, unpaired = list[tuple[Method, list[Pair]]](), list[tuple[Method, str]]()
     for one in (one for one in groups if one is not base):
         try:
-            comparisons.append(against(one, base, view, anyway))
+            paired.append((one, pairs(one, base, view, anyway)))
         except UnpairedError as error:
             unpaired.append((one, error.reason))
-    if not comparisons:
+    if not paired:
         raise ConfigError("\n".join(f"compare: {reason}" for _, reason in unpaired))
+    by_ranks = test_ranks([seed_pairs for _, seed_pairs in paired])
+    comparisons = [against(one, seed_pairs, view, by_ranks) for one, seed_pairs in paired]
     return apply_holm(comparisons), unpaired
+
+
+def test_ranks(comparisons: Sequence[Sequence[Pair]]) -> bool:
+    """Return whether the test over seeds is the signed-rank test, for all comparisons alike.
+
+    It is the paired t test if signed ranks of one of them could not give a corrected p < 0.05. The
+    choice depends on the numbers of seeds and of tests alone, and not on values.
+
+    comparisons: the pairs of each.
+    """
+    seeds = [len(seed_pairs) for seed_pairs in comparisons if len(seed_pairs) >= ENOUGH]
+    over_clients = sum(is_over_clients(seed_pairs) for seed_pairs in comparisons)
+    return ranks_can_differ(seeds, len(seeds) + over_clients)
+
+
+def is_over_clients(seed_pairs: Sequence[Pair]) -> bool:
+    """Return whether the interval and the test are over the clients of a single seed."""
+    return len(seed_pairs) == 1 and len(seed_pairs[0].clients) > 1

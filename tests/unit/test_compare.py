@@ -6,10 +6,19 @@ import numpy as np
 import pytest
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.compare import compare
-from hpcfed.report.differences import Paired, bootstrap, holm, t_interval, t_test, wilcoxon
+from hpcfed.report.compare import compare, make_comparison, notes
+from hpcfed.report.differences import (
+    Paired,
+    bootstrap,
+    holm,
+    ranks_can_differ,
+    t_interval,
+    t_test,
+    wilcoxon,
+)
 from hpcfed.report.formats import tex
 from hpcfed.report.table import table
+from hpcfed.results.run import find
 from hpcfed.storage.record import load
 from hpcfed.storage.results import Results
 from tests import records
@@ -113,10 +122,29 @@ def test_paired_differences_are_clustered_by_seed():
     assert Paired((np.array([0.3 - 0.2, 0.1]),)).effect is None  # equal but for rounding
 
 
-def test_six_seeds_are_compared_by_ranks_and_fewer_by_t():
+def test_ranks_are_compared_from_so_many_seeds_on_that_all_tests_together_can_give_a_difference():
     each = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    assert Paired(tuple(each[:, None])).p == wilcoxon(each) == 2 / 2**6
-    assert Paired(tuple(each[:5, None])).p == t_test(each[:5])
+    paired = Paired(tuple(each[:, None]))
+    assert paired.rank_p == wilcoxon(each) == 2 / 2**6 and paired.p == t_test(each)
+    enough = {m: min(n for n in range(12) if ranks_can_differ([n] * m, m)) for m in range(1, 8)}
+    assert enough == {1: 6, 2: 7, 3: 7, 4: 8, 5: 8, 6: 8, 7: 9}
+    assert not ranks_can_differ([7, 6], 2) and not ranks_can_differ([6], 2)  # one more of clients
+
+
+def test_one_test_compares_all_methods_whichever_has_lost_a_seed(tmp_path):
+    gains = {"fedavg": np.linspace(0.1, 0.13, 7), "fedprox": np.linspace(0.02, 0.04, 7)}
+    runs = find(seeds(tmp_path, "local", [0.5] * 7))
+    for method, each in gains.items():
+        runs += find(seeds(tmp_path, method, [*(0.5 + each)]))
+    result = make_comparison(runs)
+    assert [one.p for one in result.done] == [2 / 2**7] * 2
+    assert "paired t interval, and Wilcoxon's signed-rank test. Seeds" in notes(result)[0]
+    result = make_comparison(runs[:-1])  # two tests of six seeds cannot give p < 0.05 by ranks
+    by_t = [t_test(gains["fedavg"]), t_test(gains["fedprox"][:6])]
+    assert [one.p for one in result.done] == pytest.approx(by_t)
+    assert "paired t interval, and paired t test. Seeds" in notes(result)[0]
+    [alone] = make_comparison(runs[:13]).done
+    assert alone.p == 2 / 2**6
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-14, 1e14])
@@ -126,6 +154,7 @@ def test_the_unit_of_a_metric_changes_no_test(unit):
     for n in (3, 6):
         want, paired = Paired(one[:n]), Paired(other[:n])
         assert paired.p == pytest.approx(want.p, rel=1e-9) and want.p < 1
+        assert paired.rank_p == want.rank_p < 1
         assert paired.effect == pytest.approx(want.effect, rel=1e-9)
         assert paired.counts() == want.counts()
 
@@ -133,7 +162,8 @@ def test_the_unit_of_a_metric_changes_no_test(unit):
 @pytest.mark.parametrize("unit", [1.0, 1e-14, 1e14])
 def test_values_that_are_equal_but_for_rounding_are_equal_in_any_unit(unit, tmp_path):
     paired = Paired(tuple(np.array([x]) for x in (1e-17 * unit, -1e-17 * unit, 0.0)), scale=unit)
-    assert paired.p == 1.0 and paired.effect is None and paired.counts() == (0, 0, 3)
+    assert paired.p == paired.rank_p == 1.0
+    assert paired.effect is None and paired.counts() == (0, 0, 3)
     runs = [
         run(tmp_path / f"{method}{seed}", values, seed=seed, method=method)
         for seed in range(3)

@@ -12,7 +12,7 @@ from hpcfed.report.cases import ASIDE
 from hpcfed.report.compare import format_signed
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.naming import METHOD
-from hpcfed.report.pairs import Comparison, Method, against, label_fields, methods
+from hpcfed.report.pairs import Comparison, Method, against, label_fields, methods, pairs
 from hpcfed.results.columns import title_metric
 from hpcfed.results.run import Run
 from hpcfed.storage.fields import covers
@@ -107,7 +107,7 @@ def lead(ordered: Sequence[Method], title: str, view: View) -> str:
 def margin(best: Method, second: Method, view: View) -> str:
     """Return how sure the difference of the two best methods is."""
     try:
-        result = against(best, second, view)
+        result = against(best, pairs(best, second, view), view)
     except ConfigError:
         return f"{best.label} and {second.label} cannot be compared client by client."
     of_all = [float(np.mean(values_of(one, view))) for one in (best, second)]
