@@ -174,7 +174,9 @@ def find_baseline(groups: list[Method], baseline: str) -> Method | None:
     ]
     if len(matches) > 1:
         labels = "; ".join(one.label for one in matches)
-        raise ConfigError(f"compare: --baseline {baseline} may be any of: {labels}")
+        raise ConfigError(
+            f"compare: --baseline {baseline} may be any of: {labels}; give one of them"
+        )
     if not matches and not os.path.exists(baseline):
         raise ConfigError(
             f"compare: --baseline: {unknown('method', baseline, [one.label for one in groups])}"

@@ -28,11 +28,14 @@ ROWS = (
 
 
 class UnpairedError(ConfigError):
-    """Two methods, or two runs, that have no numbers to compare."""
+    """Two methods, or two runs, that cannot be compared.
 
-    def __init__(self, reason: str):
-        super().__init__(f"compare: {reason}")
-        self.reason = reason
+    advice: what to do about it; "" for nothing.
+    """
+
+    def __init__(self, reason: str, advice: str = ""):
+        super().__init__(f"compare: {reason}" + (f"\n  {advice}" if advice else ""))
+        self.reason, self.advice = reason, advice
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ def method(label: str, group: Sequence[Run]) -> Method:
 def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> list[Pair]:
     """Return a pair for each seed of which both methods have numbers.
 
-    Raises UnpairedError if there is none, ConfigError (unless anyway) if their rounds or clients
-    are not the same.
+    Raises UnpairedError if there is none, or (unless anyway) if the rounds or clients of the runs of
+    a seed are not the same.
     """
     shared = [seed for seed in ours.runs if seed in theirs.runs]
     if not shared:
@@ -111,8 +114,9 @@ def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> lis
         raise UnpairedError(f"no seed with a finished run of both: {'; '.join(seeds)}")
     seed_pairs, errors = list[Pair](), list[UnpairedError]()
     for seed in shared:
+        same = comparable(ours.runs[seed], theirs.runs[seed], anyway)
         try:
-            seed_pairs.append(pair(ours.runs[seed], theirs.runs[seed], view, anyway))
+            seed_pairs.append(pair(ours.runs[seed], theirs.runs[seed], view, same))
         except UnpairedError as error:
             errors.append(error)
     if not seed_pairs:
@@ -120,13 +124,12 @@ def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> lis
     return seed_pairs
 
 
-def pair(ours: Run, theirs: Run, view: View, anyway: bool = False) -> Pair:
+def pair(ours: Run, theirs: Run, view: View, same: bool = True) -> Pair:
     """Return a pair of two runs.
 
-    anyway: whether runs of other clients are accepted, of which only the means are compared.
+    same: whether they have the same clients; if not, only the means are compared.
     Raises UnpairedError if one of them, or each client of one, has no number.
     """
-    same = comparable(ours, theirs, anyway)
     if view.measure.each is None or not same:
         mean, base = (view.measure.of(run.record)[0] for run in (ours, theirs))
         if mean is None or base is None:
@@ -147,7 +150,7 @@ def pair(ours: Run, theirs: Run, view: View, anyway: bool = False) -> Pair:
 def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
     """Return whether two runs have the same clients with the same examples.
 
-    Raises ConfigError, unless anyway, if they have not, or if their rounds differ; it names the
+    Raises UnpairedError, unless anyway, if they have not, or if their rounds differ; it names the
     fields that differ.
     """
     fields = [
@@ -170,10 +173,10 @@ def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
         for name in [*["rounds"] * rounds, *([] if same else fields)]
     ]
     why = "" if same else ", because their clients hold other examples"
-    raise ConfigError(
-        f"compare: {ours.name} and {theirs.name} cannot be paired{why}; they differ in "
-        f"{', '.join(texts) or 'no field, but in who holds which examples'}\n"
-        "  give runs of the same rounds, data set and partition, or --anyway to compare their means"
+    raise UnpairedError(
+        f"{ours.name} and {theirs.name} cannot be paired{why}; they differ in "
+        f"{', '.join(texts) or 'no field, but in who holds which examples'}",
+        "give runs of the same rounds, data set and partition, or --anyway to compare their means",
     )
 
 
@@ -293,13 +296,15 @@ def compare_all(
     these are all.
     """
     paired, unpaired = list[tuple[Method, list[Pair]]](), list[tuple[Method, str]]()
+    advice: dict[str, None] = {}
     for one in (one for one in groups if one is not base):
         try:
             paired.append((one, pairs(one, base, view, anyway)))
         except UnpairedError as error:
             unpaired.append((one, error.reason))
+            advice |= {f"  {error.advice}": None} if error.advice else {}
     if not paired:
-        raise ConfigError("\n".join(f"compare: {reason}" for _, reason in unpaired))
+        raise ConfigError("\n".join([*(f"compare: {reason}" for _, reason in unpaired), *advice]))
     by_ranks = test_ranks([seed_pairs for _, seed_pairs in paired])
     comparisons = [against(one, seed_pairs, view, by_ranks) for one, seed_pairs in paired]
     return apply_holm(comparisons), unpaired

@@ -290,6 +290,25 @@ def test_runs_that_cannot_be_paired_are_refused_with_the_differing_fields(tmp_pa
         compare([one])
 
 
+def test_methods_of_another_partition_are_named_as_not_compared_and_take_no_comparison_away(
+    tmp_path,
+):
+    runs = [
+        run(tmp_path / f"{method}{alpha}", [0.5, last], alpha=alpha, rows=rows, method=method)
+        for method, last in (("local", 0.5), ("fedavg", 0.7))
+        for alpha, rows in ((0.1, (0, 1, 2, 3)), (0.5, (3, 2, 1, 0)))
+    ]
+    text = lines(compare(runs, baseline="Local, alpha=0.5"))
+    assert squeezed(text[4]).startswith("FedAvg, alpha=0.5 0.6000 +0.1000 ") and text[5] == ""
+    for method in ("Local", "FedAvg"):
+        [note] = [line for line in text if line.startswith(f"{method}, alpha=0.1 is not compared")]
+        assert note.endswith("other examples; they differ in data.alpha (0.1 and 0.5)")
+    with pytest.raises(ConfigError, match=r"fedavg0.1 and \S*local0.5 cannot be paired(.|\n)*any"):
+        compare(runs[1:3], baseline="Local")
+    with pytest.raises(ConfigError, match="Local, alpha=0.1; Local, alpha=0.5; give one of them"):
+        compare(runs, baseline="local")
+
+
 def test_runs_of_other_rounds_or_clients_are_compared_only_when_asked_to(tmp_path):
     one = run(tmp_path / "a", [0.5, 0.5], method="local", local_lr=0.1)
     longer = run(tmp_path / "b", [0.6, 0.7], local_lr=0.0005, rounds=3)
