@@ -35,9 +35,10 @@ COMPARED = (
     "data.partition",
     "clients",
 )  # numbers with different values of these are never in one column
+EVALUATED = "evaluate.every"  # on which numbers of several rounds depend
 UNCOUNTED = (
     "algorithm",
-    "evaluate.every",
+    EVALUATED,
     "evaluate.before",
     "evaluate.received",
     "evaluate.common",
@@ -244,16 +245,21 @@ def conflicting_values(runs: list[Run], axes: list[str], name: str) -> set[str]:
     return next((values for values in cells.values() if len(values) > 1), set())
 
 
-def also_differ(groups: Iterable[Sequence[Run]], shown: Sequence[str]) -> str:
+def also_differ(
+    groups: Iterable[Sequence[Run]], shown: Sequence[str], counted: Sequence[str] = ()
+) -> str:
     """Return the fields that differ within these groups of runs, apart from those shown.
 
     For example "also differ: rounds 1/3, local.lr 0.0005/0.1", or "" if none does. The seed, a
     method's own parameters, and fields on which no number depends are ignored.
+
+    counted: of UNCOUNTED, the fields on which these numbers depend.
     """
+    uncounted = [name for name in UNCOUNTED if name not in counted]
     values: dict[str, dict[str, None]] = {}
     for group in groups:
         for name in dict.fromkeys(name for run in group for name in run.fields):
-            if name in (SEED, *MACHINE, *shown) or covers((*ASIDE, *UNCOUNTED), name):
+            if name in (SEED, *MACHINE, *shown) or covers((*ASIDE, *uncounted), name):
                 continue
             texts = dict.fromkeys(run.at([name])[0] for run in group if name in run.fields)
             if len(texts) > 1:

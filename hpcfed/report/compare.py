@@ -246,7 +246,7 @@ def notes(result: Result) -> list[str]:
     said += [f"{run.name}: {run.absence()[1]}" for run in absent]
     for one in result.done:
         runs = [*one.method.runs.values(), *result.base.runs.values()]
-        differ = also_differ([runs], [])
+        differ = also_differ([runs], [], result.view.counted)
         said += [f"{one.method.label} and {result.base.label} {differ}"] if differ else []
     said += [
         line for one in result.done for line in explain_unpaired(one.method, result.base, one.pairs)

@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.tables import size
+from hpcfed.report.cases import EVALUATED
 from hpcfed.report.fairness import FAIRNESS, Fairness
 from hpcfed.results import summary
 from hpcfed.results.columns import (
@@ -43,6 +44,7 @@ class Measure:
     unit: B, s or J.
     each: returns the numbers of the clients, by client, of which `of` returns the mean; None if it
     is not a number of clients.
+    several_rounds: whether it depends on which rounds were evaluated before the last one.
     """
 
     what: str
@@ -51,6 +53,7 @@ class Measure:
     high: bool = True
     unit: str = ""
     each: Callable[[Record], dict[int, float]] | None = None
+    several_rounds: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ def measures_of(metric: str) -> dict[str, Measure]:
         f"{title} {AFTER_EACH}, {OVER}, of each run's best round, chosen by it (so it flatters)",
         partial(best_round, metric),
         each=partial(each_best, metric),
+        several_rounds=True,
     )
     means = {
         name: Measure(
@@ -332,7 +336,8 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
         )
         of = partial(lately, metric, int(n))
         each = partial(each_last, [f"clients/{metric}"], n=int(n))
-        return Measure(what, of, is_share(metric), is_high(metric), each=each)
+        scale = is_share(metric), is_high(metric)
+        return Measure(what, of, *scale, each=each, several_rounds=int(n) > 1)
     measures = measures_of(metric)
     if start.endswith("group") and n:
         measures |= group_measures(metric, n)
@@ -394,6 +399,11 @@ class View:
 
     def what(self) -> str:
         return self.measure.what + (", in percent" if self.percent and self.measure.share else "")
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Fields of further measurements on which the number depends."""
+        return (EVALUATED,) if self.measure.several_rounds else ()
 
     def scale(self, value: float) -> float:
         """Return a number of the measure in the unit that `what` says."""

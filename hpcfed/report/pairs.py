@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report import differences
-from hpcfed.report.cases import ASIDE, SEED, by_seed, refuse_same_seed
+from hpcfed.report.cases import ASIDE, EVALUATED, SEED, by_seed, refuse_same_seed
 from hpcfed.report.differences import ENOUGH, Paired, ranks_can_differ
 from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View
@@ -114,7 +114,7 @@ def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> lis
         raise UnpairedError(f"no seed with a finished run of both: {'; '.join(seeds)}")
     seed_pairs, errors = list[Pair](), list[UnpairedError]()
     for seed in shared:
-        same = comparable(ours.runs[seed], theirs.runs[seed], anyway)
+        same = comparable(ours.runs[seed], theirs.runs[seed], view, anyway)
         try:
             seed_pairs.append(pair(ours.runs[seed], theirs.runs[seed], view, same))
         except UnpairedError as error:
@@ -147,11 +147,11 @@ def pair(ours: Run, theirs: Run, view: View, same: bool = True) -> Pair:
     return Pair(ours.fields[SEED], float(a.mean()), float(b.mean()), a - b, largest, lone)
 
 
-def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
+def comparable(ours: Run, theirs: Run, view: View, anyway: bool) -> bool:
     """Return whether two runs have the same clients with the same examples.
 
-    Raises UnpairedError, unless anyway, if they have not, or if their rounds differ; it names the
-    fields that differ.
+    Raises UnpairedError, unless anyway, if they have not, or if their rounds, or the evaluated
+    rounds of which the number is, differ; it names the fields that differ.
     """
     fields = [
         name
@@ -164,19 +164,21 @@ def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
     same = not any(covers(WHO, name) for name in fields) and (
         alike if alike is not None else not fields
     )
-    rounds = ours.at(["rounds"]) != theirs.at(["rounds"])
+    names = ("rounds", EVALUATED) if view.measure.several_rounds else ("rounds",)
+    rounds = [name for name in names if ours.at([name]) != theirs.at([name])]
     if anyway or (same and not rounds):
         return same
     texts = [
         f"{name} ({format_value(ours.fields.get(name))} and "
         f"{format_value(theirs.fields.get(name))})"
-        for name in [*["rounds"] * rounds, *([] if same else fields)]
+        for name in [*rounds, *([] if same else fields)]
     ]
     why = "" if same else ", because their clients hold other examples"
     raise UnpairedError(
         f"{ours.name} and {theirs.name} cannot be paired{why}; they differ in "
         f"{', '.join(texts) or 'no field, but in who holds which examples'}",
-        "give runs of the same rounds, data set and partition, or --anyway to compare their means",
+        "give runs of the same rounds, evaluations, data set and partition, or --anyway to compare "
+        "their means",
     )
 
 

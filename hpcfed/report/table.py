@@ -125,7 +125,7 @@ def grid(
     seeds = max(len(group) for row in groups for group in row)
     table = [[cell(group, view, seeds) for group in row] for row in groups]
     columns = [[run for run in runs if run.at(across) == head] for head in heads]
-    notes = [*how, *filter(None, [also_differ(columns, [*down, *across])])]
+    notes = [*how, *filter(None, [also_differ(columns, [*down, *across], view.counted)])]
     notes += code_or_data_differ(runs)
     notes += [f"{run.name}: {why}" for run in runs if (why := run.absence()[1])]
     notes += one_class_notes(runs)

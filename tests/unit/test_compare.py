@@ -325,6 +325,20 @@ def test_runs_of_other_rounds_or_clients_are_compared_only_when_asked_to(tmp_pat
     assert text[-1] == "FedAvg and Local also differ: data.alpha 0.1/0.5"
 
 
+def test_numbers_of_several_rounds_are_compared_only_if_the_same_rounds_were_evaluated(tmp_path):
+    runs = [
+        run(tmp_path / f"{every}", [0.5, 0.5], rounds=2, method=method, evaluate_every=every)
+        for method, every in (("local", 1), ("fedavg", 2))
+    ]
+    for value in ("best", "last:2"):
+        with pytest.raises(ConfigError, match=r"differ in evaluate.every \(2 and 1\)\n.*--anyway"):
+            compare(runs, value=value)
+        for text in (compare(runs, value=value, anyway=True), table(runs, value=value)):
+            assert "also differ: evaluate.every " in text
+    for value in ("last", "last:1"):
+        assert "differ: " not in compare(runs, value=value) + table(runs, value=value)
+
+
 def test_fields_that_move_no_example_may_differ(tmp_path):
     runs = [
         run(tmp_path / "a", [0.5, 0.5]),
