@@ -254,8 +254,23 @@ def notes(result: Result) -> list[str]:
     return [
         *how(result.done),
         *said,
+        *rounds_note(compared, result.view),
         *code_or_data_differ(run for one in compared for run in one.all()),
     ]
+
+
+def rounds_note(compared: Sequence[Method], view: View) -> list[str]:
+    """Return a note on methods whose means over rounds are not those of `hpcfed table`."""
+    labels = [
+        one.label
+        for one in compared
+        if any(view.measure.clients_change(run.record) for run in one.runs.values())
+    ]
+    text = (
+        "the evaluated clients change by round; paired differences are of each client's mean over "
+        "its rounds, while hpcfed table shows the mean over rounds of the means over clients"
+    )
+    return [f"{', '.join(labels)}: {text}"] if labels else []
 
 
 def how(done: list[Comparison]) -> list[str]:

@@ -55,6 +55,17 @@ class Measure:
     each: Callable[[Record], dict[int, float]] | None = None
     several_rounds: bool = False
 
+    def clients_change(self, record: Record) -> bool:
+        """Return whether other clients were evaluated in each of the rounds.
+
+        The mean over rounds of means over clients, which `of` returns, is then not the mean of
+        `each`.
+        """
+        values = [*self.each(record).values()] if self.each and self.several_rounds else []
+        mean = self.of(record)[0]
+        alike = mean is None or not values or np.isclose(mean, np.mean(values), rtol=1e-9, atol=0)
+        return not alike
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -336,8 +347,9 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
         )
         of = partial(lately, metric, int(n))
         each = partial(each_last, [f"clients/{metric}"], n=int(n))
-        scale = is_share(metric), is_high(metric)
-        return Measure(what, of, *scale, each=each, several_rounds=int(n) > 1)
+        return Measure(
+            what, of, is_share(metric), is_high(metric), each=each, several_rounds=int(n) > 1
+        )
     measures = measures_of(metric)
     if start.endswith("group") and n:
         measures |= group_measures(metric, n)

@@ -23,6 +23,7 @@ from hpcfed.storage.record import load
 from hpcfed.storage.results import Results
 from tests import records
 from tests.unit.test_table import job, lines
+from tests.unit.test_table import run as run_of
 
 
 def run(
@@ -337,6 +338,17 @@ def test_numbers_of_several_rounds_are_compared_only_if_the_same_rounds_were_eva
             assert "also differ: evaluate.every " in text
     for value in ("last", "last:1"):
         assert "differ: " not in compare(runs, value=value) + table(runs, value=value)
+
+
+def test_a_note_says_when_means_over_rounds_are_not_those_of_the_table(tmp_path):
+    nan = np.nan
+    rounds = [[0.2, nan], [nan, 0.8], [nan, 0.8]]  # by round 0.6, by client 0.5
+    runs = [run_of(tmp_path / name, rounds, method=name) for name in ("local", "fedavg")]
+    note = "Local, FedAvg: the evaluated clients change by round"
+    assert "0.6000" in table(runs, value="last:3") and note in compare(runs, value="last:3")
+    text = lines(compare(runs, value="last:3"))
+    assert squeezed(text[4]).startswith("FedAvg 0.5000 0.5000 +0.0000 ")
+    assert note not in compare(runs, value="last:2") + compare(runs, value="best")
 
 
 def test_fields_that_move_no_example_may_differ(tmp_path):
