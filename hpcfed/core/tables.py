@@ -102,7 +102,7 @@ def table(heads: str, rows: Iterable[tuple[object, ...]], named: bool = False) -
 def size(n: float) -> str:
     """Format a number of bytes in powers of 1000: `82.1 kB`."""
     for unit in ("B", "kB", "MB", "GB"):
-        if n < 999.95:
+        if n < (999.5 if unit == "B" else 999.95):
             return f"{n:.3g} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1000
     return f"{n:.1f} TB"

@@ -212,14 +212,15 @@ def alone(result: Result) -> str:
 
 def cells(one: Comparison, view: View, baseline: bool) -> list[str]:
     """Return a comparison as text. baseline: whether it has that of its pairs."""
-    interval = " to ".join(format_signed(end, view) for end in one.interval or ())
+    places = one.places(view)
+    interval = " to ".join(format_signed(end, view, places) for end in one.interval or ())
     single = f"{count_noun(one.clients, 'client')} of one seed" if one.clients else "one seed"
     over = f"{one.seeds} seeds" if one.seeds > 1 else single
     counts = " / ".join(map(str, one.counts)) if one.clients else ""
     numbers = (
-        view.number(one.mean),
-        view.number(one.base) if baseline else "",
-        format_signed(one.difference, view),
+        view.number(one.mean, places),
+        view.number(one.base, places) if baseline else "",
+        format_signed(one.difference, view, places),
         interval,
         likely(one.p),
         likely(one.holm),
@@ -228,8 +229,9 @@ def cells(one: Comparison, view: View, baseline: bool) -> list[str]:
     return [one.method.label, *numbers, over, counts]
 
 
-def format_signed(difference: float, view: View) -> str:
-    text = view.number(abs(difference))
+def format_signed(difference: float, view: View, places: int) -> str:
+    """Return a difference with its sign. places: its decimals."""
+    text = view.number(abs(difference), places)
     return f"{'-' if difference < 0 and any(digit in text for digit in '123456789') else '+'}{text}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -20,6 +21,7 @@ TEX = {
     **{c: f"${c}$" for c in "<>|"},
     **{c: f"\\{c}" for c in "&%$#_{}"},
 }
+MINUS = re.compile(r"(?<![\w.\-])-(?=\d)")  # not a hyphen in a name or a date
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Shown:
     seeds: number of runs that count.
     runs: number of all runs.
     paper: the number that a paper has in its place, as printed there.
+    places: decimals of the text.
     """
 
     text: str
@@ -43,6 +46,14 @@ class Shown:
     runs: int = 0
     best: bool = False
     paper: str = ""
+    places: int = 0
+
+    def equals(self, other: Shown) -> bool:
+        """Return whether two means are equal in the decimals that both show."""
+        assert self.mean is not None and other.mean is not None
+        places = min(self.places, other.places)
+        rounded = [round(mean, places) for mean in (self.mean, other.mean)]
+        return self.text == other.text or rounded[0] == rounded[1]
 
     def number(self, pm: str = "±") -> str:
         return f"{self.text} {pm} {self.std}" if self.std else self.text
@@ -237,7 +248,8 @@ def tex_cell(cell: Shown) -> str:
 
 
 def tex(words: str) -> str:
-    return "".join(TEX.get(c, c) for c in words)
+    """Return text as LaTeX, with minus signs before numbers."""
+    return MINUS.sub("$-$", "".join(TEX.get(c, c) for c in words))
 
 
 def to_csv(grid: Grid) -> str:

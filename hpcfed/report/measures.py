@@ -17,6 +17,7 @@ from hpcfed.results.columns import (
     at_the_end,
     best_mean,
     column,
+    decimals,
     evaluated_rounds,
     format_number,
     is_high,
@@ -421,20 +422,28 @@ class View:
         """Return a number of the measure in the unit that `what` says."""
         return 100 * value if self.percent and self.measure.share else value
 
-    def number(self, value: float) -> str:
-        if not self.measure.share and not self.measure.unit:
-            return format_number(value)
-        if not self.measure.share:
-            integral = float(value).is_integer() or (self.measure.unit == "B" and value >= 1000)
-            exact = (
-                f"{value:,.0f} {self.measure.unit}"
-                if integral
-                else f"{value:.3g} {self.measure.unit}"
-            )
-            return (
-                f"{exact} ({size(value)})" if self.measure.unit == "B" and value >= 1000 else exact
-            )
-        return f"{self.scale(value):.2f}" if self.percent else f"{value:.4f}"
+    def places(self, values: Sequence[float], spread: float = 0.0) -> int:
+        """Return the decimals of numbers that stand together, such as a mean and its deviation.
+
+        spread: a deviation, or half an interval.
+        """
+        if self.measure.share:
+            return 2 if self.percent else 4
+        if not self.measure.unit:
+            return decimals(values, spread)
+        integral = all(float(value).is_integer() for value in (*values, spread))
+        return 0 if integral else decimals(values, spread, digits=3)
+
+    def number(self, value: float, places: int | None = None) -> str:
+        """Return a number as text. places: its decimals; by default those of it alone."""
+        places = self.places([value]) if places is None else places
+        if self.measure.share:
+            return f"{self.scale(value):z.{places}f}"
+        if not self.measure.unit:
+            return format_number(value, places=places)
+        text = f"{value:z,.{places}f} {self.measure.unit}"
+        large = self.measure.unit == "B" and round(value) >= 1000
+        return f"{text} ({size(value)})" if large else text
 
 
 def view_of(

@@ -102,8 +102,8 @@ def method(label: str, group: Sequence[Run]) -> Method:
 def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> list[Pair]:
     """Return a pair for each seed of which both methods have numbers.
 
-    Raises UnpairedError if there is none, or (unless anyway) if the rounds or clients of the runs of
-    a seed are not the same.
+    Raises UnpairedError if there is none, or (unless anyway) if the rounds or clients of a seed's
+    runs are not the same.
     """
     shared = [seed for seed in ours.runs if seed in theirs.runs]
     if not shared:
@@ -258,6 +258,11 @@ class Comparison:
     @property
     def difference(self) -> float:
         return self.mean - self.base
+
+    def places(self, view: View) -> int:
+        """Return the decimals of the means, their difference and its interval."""
+        low, high = self.interval or (self.difference, -self.difference)
+        return view.places([self.mean, self.base], abs(high - low) / 2)
 
 
 def against(one: Method, seed_pairs: list[Pair], view: View, by_ranks: bool = False) -> Comparison:

@@ -45,9 +45,17 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
         if len(group) < seeds
         else ""
     )
-    shown, deviation = ("", None) if std is None else (view.number(std), view.scale(std))
+    places = view.places([mean], std or 0.0)
+    shown, deviation = ("", None) if std is None else (view.number(std, places), view.scale(std))
     return Shown(
-        view.number(mean), shown, note, view.scale(mean), deviation, len(present), len(group)
+        view.number(mean, places),
+        shown,
+        note,
+        view.scale(mean),
+        deviation,
+        len(present),
+        len(group),
+        places=places,
     )
 
 
@@ -97,14 +105,14 @@ def compute_deviation(numbers: list[tuple[float, float | None]], deviation: str)
 def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
     """Return the table with the best cell of each column marked, if there are several.
 
-    All cells with the same text as the best one are marked.
+    All cells that are equal to the best one in the decimals shown are marked.
     """
     for column in zip(*table, strict=True):
         cells = [cell for cell in column if cell.mean is not None]
         if len(cells) > 1:
             top = (max if high else min)(cells, key=lambda cell: cell.mean)
             for cell in cells:
-                cell.best = cell.text == top.text
+                cell.best = cell.equals(top)
     return table
 
 

@@ -12,6 +12,8 @@ from hpcfed.tasks import described
 
 # endings of the columns of other scores than those of own models after local training
 SCORED = ("_before", "_received", "_unseen", "_validation")
+MOST_DECIMALS = 9  # numbers with more have an exponent
+NEGLIGIBLE = 1e-6  # a deviation over its mean, below which it is shown as 0
 FAR = 1e30  # virtual seconds; more cannot be drawn and have no meaning
 
 
@@ -49,9 +51,42 @@ def format_metric(name: str, value: float | None, places: int = 4) -> str:
     return format_number(value, places)
 
 
-def format_number(value: float, digits: int = 4) -> str:
-    """Return a number with these digits, or as a whole number if it has a few more."""
-    return f"{value:,.0f}" if 10**digits <= abs(value) < 10**7 else f"{value:.{digits}g}"
+def format_number(value: float, digits: int = 4, places: int | None = None) -> str:
+    """Return a number with these digits, or as a whole number if it has more.
+
+    From 10 million on, and with very many decimals, it has an exponent.
+    places: decimals, in place of those that give these digits.
+    """
+    places = decimals([value], digits=digits) if places is None else places
+    if round(abs(value)) >= 10**7 or places > MOST_DECIMALS:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:z,.{places}f}"
+
+
+def format_deviation(name: str, mean: float, deviation: float) -> str:
+    """Return the mean of a metric and its deviation as text, with the same decimals."""
+    if is_share(name):
+        return f"{format_metric(name, mean)} ± {format_metric(name, deviation)}"
+    places = decimals([mean], deviation)
+    return f"{format_number(mean, places=places)} ± {format_number(deviation, places=places)}"
+
+
+def decimals(values: Sequence[float], spread: float = 0.0, digits: int = 4) -> int:
+    """Return the decimals of numbers that stand together, such as a mean and its deviation.
+
+    The largest of the values has at least these digits. The spread, a deviation or half an
+    interval, has at least two, unless it is negligible.
+    """
+    largest = max(abs(value) for value in values)
+    places = digits - 1 - power_of_ten(largest, digits)
+    if spread > NEGLIGIBLE * largest:
+        places = max(places, min(1 - power_of_ten(spread, 2), MOST_DECIMALS))
+    return max(places, 0)
+
+
+def power_of_ten(value: float, digits: int) -> int:
+    """Return the exponent of a number that is rounded to these digits; 0 if it is not finite."""
+    return int(f"{value:.{digits - 1}e}".partition("e")[2] or 0)
 
 
 def best_mean(name: str, means: Sequence[float | None]) -> int | None:

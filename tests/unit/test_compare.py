@@ -1,5 +1,6 @@
 """Methods side by side: differences, intervals and tests by hand, and what cannot be paired."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hpcfed.report.differences import (
     t_test,
     wilcoxon,
 )
-from hpcfed.report.formats import tex
+from hpcfed.report.formats import Shown, tex
 from hpcfed.report.table import table
 from hpcfed.results.run import find
 from hpcfed.storage.record import load
@@ -223,9 +224,41 @@ def test_two_seeds_are_too_few_for_an_interval_or_a_test(tmp_path):
     assert "need 3 of them" in text
 
 
+def with_errors(folder: Path, method: str, errors: list[float]) -> list[Path]:
+    """A run a seed, of two clients with this MSE."""
+    paths = []
+    for seed, error in enumerate(errors):
+        about = {"job": job(method, seed=seed, rounds=1), "metrics": ["mse"], "ended": "finished"}
+        results = Results(
+            folder / f"{method}{seed}", about | {"architectures": ["mlp"] * 2, "ranks": 1}, {}
+        )
+        results.path.parent.mkdir(parents=True)
+        results.append({"clients/mse": np.full(2, error), "rounds/seconds": 1.0})
+        results.finish()
+        paths.append(results.path.parent)
+    return paths
+
+
+def test_numbers_that_stand_together_have_the_same_decimals(tmp_path):
+    runs = [
+        *with_errors(tmp_path, "local", [1.617, 1.617, 1.617]),
+        *with_errors(tmp_path, "fedavg", [1.717, 1.7374, 1.7582]),
+        *with_errors(tmp_path, "fedprox", [61_730.25, 61_730.0, 61_729.0]),
+    ]
+    rows = [squeezed(line) for line in lines(table(runs))]
+    assert "Local 1.617 ± 0.000 *" in rows and "FedAvg 1.738 ± 0.021" in rows
+    assert "FedProx 61,729.75 ± 0.66" in rows
+    one, other = (Shown(f"{x}", "", "", x, places=n) for x, n in ((12.35, 2), (12.346, 3)))
+    assert one.equals(other) and not replace(one, places=3).equals(other)
+    ours = next(line for line in lines(compare(runs)) if line.startswith("FedAvg"))
+    assert squeezed(ours).startswith("FedAvg 1.738 +0.121 +0.069 to +0.172 ")
+    assert r"$-$0.121 & $-$0.172 to $-$0.069" in compare(runs, baseline="fedavg", format="latex")
+
+
 def test_signs_of_comparison_and_bars_are_mathematics_in_latex(tmp_path):
     runs = [*seeds(tmp_path, "local", [0.5] * 3), *seeds(tmp_path, "fedavg", [0.6] * 3)]
     assert r" & $<$ 0.0001 & " in compare(runs, format="latex")
+    assert tex("-0.5 (-1) lr=1e-05 sst-2 n - 1") == "$-$0.5 ($-$1) lr=1e-05 sst-2 n - 1"
     assert tex("a|b > c") == "a$|$b $>$ c"  # which are other signs in text of LaTeX
 
 
@@ -488,7 +521,7 @@ def test_with_very_many_clients_only_recorded_ones_are_paired(tmp_path):
 
 def test_a_number_that_is_not_of_clients_is_compared_over_seeds(tmp_path):
     runs = [*seeds(tmp_path, "local", [0.5, 0.5]), *seeds(tmp_path, "fedavg", [0.6, 0.6])]
-    assert squeezed(lines(compare(runs, value="seconds"))[4]) == "FedAvg 2.5 s +0 s 2 seeds"
+    assert squeezed(lines(compare(runs, value="seconds"))[4]) == "FedAvg 2.50 s +0.00 s 2 seeds"
     with pytest.raises(ConfigError, match="no client has it in both"):
         compare(runs, value="final")
 

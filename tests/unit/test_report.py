@@ -150,6 +150,7 @@ def test_a_run_without_rounds_has_facts_and_a_table(tmp_path):
 
 def test_bytes_and_seconds_are_written_for_people():
     assert [size(n) for n in (0, 999, 20520, 999_950)] == ["0 B", "999 B", "20.5 kB", "1.0 MB"]
+    assert [size(n) for n in (999.4, 999.6)] == ["999 B", "1.0 kB"]
     assert [duration(s) for s in (0.25, 59.96, 125)] == ["0.25 s", "1 min 0 s", "2 min 5 s"]
     assert duration(12000) == "3 h 20 min"
     mean = 2_026_719.466666  # bytes, of clients whose models differ
@@ -157,7 +158,9 @@ def test_bytes_and_seconds_are_written_for_people():
         summary.amount(mean) == "2,026,719.5 B (2.0 MB)"
         and summary.amount(20520) == "20,520 B (20.5 kB)"
     )
-    assert View("up", measure("up")).number(mean) == "2,026,719 B (2.0 MB)"
+    up, seconds = View("up", measure("up")), View("seconds", measure("seconds"))
+    assert up.number(mean) == "2,026,719 B (2.0 MB)" and up.number(999.6) == "1,000 B (1.0 kB)"
+    assert [seconds.number(s) for s in (3, 0.1234, 1234.5)] == ["3 s", "0.123 s", "1,234 s"]
 
 
 def test_every_citation_of_every_registry_has_an_entry():

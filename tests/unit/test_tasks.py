@@ -18,7 +18,7 @@ from hpcfed.data.dataset import Reading, from_arrays, to_arrays
 from hpcfed.data.datasets import load
 from hpcfed.data.partition import split
 from hpcfed.engine.checks import check_classes
-from hpcfed.results.columns import best_mean, format_metric
+from hpcfed.results.columns import best_mean, format_deviation, format_metric
 from hpcfed.tasks import METRICS, TASKS, from_facts, infer, make
 from hpcfed.tasks.binary import Binary
 from hpcfed.tasks.classification import Classification
@@ -170,6 +170,10 @@ def test_the_direction_and_the_format_of_a_metric_follow_from_it():
     assert best_mean("mse", [None]) is None
     shown = [format_metric("mse", v) for v in (0.0123456, 12.3456, 35210.4, 6.4828e8)]
     assert shown == ["0.01235", "12.35", "35,210", "6.483e+08"]
+    shown = [format_metric("mse", v) for v in (9999.4, 9999.5, 999.96, 1e6, 0.5, 3e-6, 3e-8)]
+    assert shown == ["9,999", "10,000", "1,000", "1,000,000", "0.5000", "0.000003000", "3.000e-08"]
+    assert format_deviation("mse", 1.617, 2.7e-16) == "1.617 ± 0.000"
+    assert format_deviation("accuracy", 0.82821, 0.011) == "0.8282 ± 0.0110"
     assert format_metric("r2", -0.5) == "-0.5000" and format_metric("mse", None) == "-"
 
 

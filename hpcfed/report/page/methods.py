@@ -20,6 +20,7 @@ from hpcfed.report.measures import view_of
 from hpcfed.report.pairs import label_fields, methods
 from hpcfed.results.columns import (
     architectures,
+    format_deviation,
     format_metric,
     last,
     main_metric,
@@ -226,8 +227,8 @@ def over_seeds(means: Sequence[float], metric: str) -> str:
     """Return a cell: mean over seeds, their sample standard deviation, and their number."""
     if not means:
         return "-"
-    mean = format_metric(metric, float(np.mean(means)))
+    mean = float(np.mean(means))
     if len(means) == 1:
-        return mean
-    deviation = format_metric(metric, float(np.std(means, ddof=1)))
-    return f"{mean} ± {deviation} ({count_noun(len(means), 'seed')})"
+        return format_metric(metric, mean)
+    number = format_deviation(metric, mean, float(np.std(means, ddof=1)))
+    return f"{number} ({count_noun(len(means), 'seed')})"

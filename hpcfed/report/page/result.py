@@ -80,8 +80,12 @@ def values_of(one: Method, view: View) -> list[float]:
 def amount(one: Method, view: View) -> str:
     """Return a method's result, with the deviation over its seeds."""
     numbers = values_of(one, view)
-    deviation = f" ± {view.number(float(np.std(numbers, ddof=1)))}" if len(numbers) > 1 else ""
-    return f"{view.number(float(np.mean(numbers)))}{deviation}"
+    mean = float(np.mean(numbers))
+    if len(numbers) == 1:
+        return view.number(mean)
+    deviation = float(np.std(numbers, ddof=1))
+    places = view.places([mean], deviation)
+    return f"{view.number(mean, places)} ± {view.number(deviation, places)}"
 
 
 def over(one: Method, view: View) -> str:
@@ -113,13 +117,14 @@ def margin(best: Method, second: Method, view: View) -> str:
     of_all = [float(np.mean(values_of(one, view))) for one in (best, second)]
     alike = np.allclose(of_all, [result.mean, result.base], atol=0)
     start = "That is" if alike else "Over the seeds and clients that both have it is"
+    places = result.places(view)
     difference = (
-        f"{start} {format_signed(result.difference, view)} against {second.label}, the next"
+        f"{start} {format_signed(result.difference, view, places)} against {second.label}, the next"
     )
     if result.interval is None:
         return f"{difference}; with {count_noun(result.seeds, 'seed')} there is no interval."
-    low, high = result.interval
-    interval = f"95 % interval {format_signed(low, view)} to {format_signed(high, view)}"
+    low, high = (format_signed(end, view, places) for end in result.interval)
+    interval = f"95 % interval {low} to {high}"
     units = f"{result.seeds} seeds" if result.seeds > 1 else "the clients of one seed"
     return f"{difference} ({interval}, over {units}){verdict(result)}."
 
@@ -139,7 +144,8 @@ def of_one(one: Method, title: str, view: View) -> list[str]:
     values = [v for run in one.runs.values() for v in view.measure.each(run.record).values()]
     if len(values) < 2:
         return [head]
-    low, middle, high = (view.number(float(v)) for v in np.quantile(values, [0, 0.5, 1]))
+    quantiles = [float(value) for value in np.quantile(values, [0, 0.5, 1])]
+    low, middle, high = (view.number(value, view.places(quantiles)) for value in quantiles)
     return [head, f"Its clients lie between {low} and {high}, half of them above {middle}."]
 
 
