@@ -186,6 +186,8 @@ def test_an_error_on_one_rank_ends_all_ranks_and_is_named(tmp_path):
     required = [
         "--rounds",
         "100000",
+        "--training.engine",
+        "eager",
         "--checkpoint.every",
         "0",
         "--checkpoint.required",

@@ -6,7 +6,6 @@ A client that fails: `test_ranks.py`.
 import os
 import shlex
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from hpcfed.engine.folder import run_id
 from hpcfed.results.state import RUNNING, state
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.digest import digest
+from tests import forked
 from tests.system.live import MAIN, started
 from tests.system.several import LIMIT, together
 
@@ -64,13 +64,13 @@ def test_a_supervised_run_continues_with_the_work_saved_within_its_first_round(t
         job.ends(RESUME_ME)
     saved = run_id(run)
     assert 0 in turns(run)
-    assert cli.main(["supervise", "--", sys.executable, *MAIN, *words]) == 0
+    assert cli.main(["supervise", "--", forked.python(), *MAIN, *words]) == 0
     assert results.load(run).rounds == 1 and run_id(run) == saved
 
 
 def test_a_long_first_round_counts_as_progress_and_the_current_client_is_abandoned(tmp_path):
     run = tmp_path / "run"
-    with started(2, *JOB, *ENDLESS, "--out", str(run), "--run.watchdog", "120") as job:
+    with started(2, *JOB, *ENDLESS, "--out", str(run), "--run.watchdog", "30") as job:
         job.until_file(names.watch_file(run, 1), "round 1, train")
         assert (state(run).word, state(run).rounds) == (RUNNING, 0)
         os.kill(job.job.pid, signal.SIGUSR1)  # mpirun hands it on

@@ -22,11 +22,12 @@ from tests.system.several import LIMIT, together
 pytestmark = pytest.mark.timeout(5 * LIMIT)
 ENDLESS, MORE, RESUME_ME = 100_000, 3, 75
 # Moments that stay with clients, and clients that rest, so that a checkpoint holds more than
-# weights.
+# weights. A run of so many rounds would record its steps first, for seconds.
 JOB = shlex.split(
     "--clients 6 --models.mix mlp,fedhenn-1,fedhenn-3 --models.d 16 --data.train_limit 180 "
     "--checkpoint.every 2 "
-    f"--rounds {ENDLESS} --evaluate.every 1 --local.keep_optimiser --participation 0.5"
+    f"--rounds {ENDLESS} --evaluate.every 1 --local.keep_optimiser --participation 0.5 "
+    "--training.engine eager"
 )
 
 
