@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from time import sleep
+from time import monotonic, sleep
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -25,7 +25,8 @@ T = TypeVar("T")
 SHORT, LONG = (
     2e-5,
     2e-4,
-)  # seconds between two polls in a barrier: at first, and later
+)  # seconds between two polls of a rank that waits: at first, and later
+POLL = 2e-4  # seconds in which ranks in step gather or broadcast; longer: one prepares something
 
 
 class Mpi(RankFailures):
@@ -157,11 +158,8 @@ class Mpi(RankFailures):
 
         Ranks wait here for one another's training, and another rank may need the core.
         """
-        highest, pause = np.array([word], np.int64), SHORT
-        request = self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX)
-        while not request.Test():
-            sleep(pause)
-            pause = min(2 * pause, LONG)
+        highest = np.array([word], np.int64)
+        wait(self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX))
         return int(highest[0])
 
     @raise_rank_lost
@@ -196,13 +194,13 @@ class Mpi(RankFailures):
 
     def _allgather(self, value: int) -> list[int]:
         values = np.empty(self.size, np.int64)
-        self._world.Allgather(np.array([value], np.int64), values)
+        wait(self._world.Iallgather(np.array([value], np.int64), values), POLL)
         return values.tolist()
 
     def _bcast(self, comm: MPI.Comm, data: bytes | None, root: int) -> bytes:
         """Return the root's bytes on all ranks of comm. data: None on the other ranks."""
         size = np.array([len(data or b"")], np.int64)
-        comm.Bcast(size, root)
+        wait(comm.Ibcast(size, root), POLL)
         flat = np.empty(size[0], np.uint8) if data is None else np.frombuffer(data, np.uint8)
         for piece in self._pieces(flat):
             comm.Bcast(piece, root)
@@ -220,3 +218,15 @@ class Mpi(RankFailures):
         for piece in self._pieces(flat):
             self._world.Recv(piece, src)
         return flat.tobytes()
+
+
+def wait(request: MPI.Request, at_first: float = 0.0) -> None:
+    """Wait for a request without keeping the core busy, which another rank may need.
+
+    at_first: seconds of polling without a pause, for calls that usually take less.
+    """
+    pause, end = SHORT, monotonic() + at_first
+    while not request.Test():
+        if monotonic() >= end:
+            sleep(pause)
+            pause = min(2 * pause, LONG)
