@@ -5,6 +5,7 @@ keys say.
 import csv
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -76,12 +77,26 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(browser: Browser, written: Path) -> Browser:
+def page(browser: Browser, written: Path) -> Iterator[Browser]:
     """The page, freshly opened; whatever a test does, nothing was complained of or asked for."""
     browser.open(written)
     yield browser
-    assert browser.complaints() == [] and browser.requests() == []
-    assert browser.do("return window.harmed") is None
+    nothing_happened(browser)
+
+
+@pytest.fixture
+def shown(browser: Browser, written: Path) -> Iterator[Browser]:
+    """The page for tests that only look at it, of which one after the other opens it once."""
+    if not browser.do("return window.unchanged"):
+        browser.open(written)
+        browser.do("window.unchanged = true")
+    yield browser
+    nothing_happened(browser)
+
+
+def nothing_happened(page: Browser) -> None:
+    assert page.complaints() == [] and page.requests() == []
+    assert page.do("return window.harmed") is None
 
 
 def lines(page: Browser, name: str) -> dict[str, list]:
@@ -97,37 +112,57 @@ def lines(page: Browser, name: str) -> dict[str, list]:
     )
 
 
-def test_it_draws_runs_and_curves(page):
-    assert page.texts("h1") == ["3 runs"] and len(page.texts("#runs tbody tr")) == 3
-    curves = lines(page, "lines-accuracy")
+def test_it_draws_runs_and_curves(shown):
+    assert shown.texts("h1") == ["3 runs"] and len(shown.texts("#runs tbody tr")) == 3
+    curves = lines(shown, "lines-accuracy")
     assert curves["xs"][0] == [1, 2, 3, 4, 5, 6] and curves["ys"][0] == pytest.approx(
         0.515 + np.arange(1, 7) / 1000
     )
-    assert len(lines(page, "bands-accuracy")["xs"]) == 3
-    sizes = page.do(
+    assert len(lines(shown, "bands-accuracy")["xs"]) == 3
+    sizes = shown.do(
         "return [...document.querySelectorAll('.charts figure')].map(f => f.clientHeight)"
     )
     assert len(sizes) == 4 and min(sizes) > 250
 
 
-def test_ticks_are_written_with_few_characters(page):
-    assert page.do("return model('accuracy').left[0].formatter.doFormat([0, 0.5, 1.5])") == [
+def test_ticks_are_written_with_few_characters(shown):
+    assert shown.do("return model('accuracy').left[0].formatter.doFormat([0, 0.5, 1.5])") == [
         "0",
         "0.5",
         "1.5",
     ]
 
 
-def test_users_names_are_shown_unchanged(page):
-    assert NASTY in page.texts("#job")[0] or NASTY in page.do(
+def test_users_names_are_shown_unchanged(shown):
+    assert NASTY in shown.texts("#job")[0] or NASTY in shown.do(
         "return document.getElementById('job').textContent"
     )
-    assert page.texts("#runs tbody tr:nth-child(3) td:nth-child(2)") == ["<i onclick=1>"]
-    assert NASTY in page.texts("#clients tbody tr:nth-child(2)")[0]
+    assert shown.texts("#runs tbody tr:nth-child(3) td:nth-child(2)") == ["<i onclick=1>"]
+    assert NASTY in shown.texts("#clients tbody tr:nth-child(2)")[0]
     assert (
-        page.do("return document.querySelectorAll('[onclick], [onerror], td i, img[src=x]').length")
+        shown.do(
+            "return document.querySelectorAll('[onclick], [onerror], td i, img[src=x]').length"
+        )
         == 0
     )
+
+
+def test_hovering_shows_the_nearest_values(shown):
+    shown.do("document.getElementById('curves').scrollIntoView()")
+    x, y = shown.do("""const view = Bokeh.index[model('accuracy').id];
+        const box = view.canvas_view.el.getBoundingClientRect();
+        return [box.left + view.frame.x_scale.compute(4),
+                box.top + view.frame.y_scale.compute(0.619)]""")
+    for step in (0, 1):
+        shown.driver.execute_cdp_cmd(
+            "Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x + step, "y": y}
+        )
+    script = """const within = e => [e, ...e.shadowRoot ? all(e.shadowRoot) : []];
+        const all = root => [...root.querySelectorAll('*')].flatMap(within);
+        return all(document).filter(e => e.className === 'bk-tooltip-row-value')
+                            .map(e => e.textContent.trim())"""
+    shown.until(lambda: shown.do(script), "no tooltip")
+    assert shown.do(script) == ["<i onclick=1>", "4", "0.619"]
 
 
 def test_a_click_on_a_run_takes_its_curve_away_and_brings_it_back(page):
@@ -163,24 +198,6 @@ def test_chosen_clients_are_drawn_over_the_others(page):
     page.click("#x option[value=bytes]")
     assert lines(page, "clients-accuracy")["xs"][0] == [1500 * t for t in range(1, 7)]
     assert page.do("const r = model('x'); return [r.start, r.end]") == [0, 1.02 * 9000]
-
-
-def test_hovering_shows_the_nearest_values(page):
-    page.do("document.getElementById('curves').scrollIntoView()")
-    x, y = page.do("""const view = Bokeh.index[model('accuracy').id];
-        const box = view.canvas_view.el.getBoundingClientRect();
-        return [box.left + view.frame.x_scale.compute(4),
-                box.top + view.frame.y_scale.compute(0.619)]""")
-    for step in (0, 1):
-        page.driver.execute_cdp_cmd(
-            "Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x + step, "y": y}
-        )
-    script = """const within = e => [e, ...e.shadowRoot ? all(e.shadowRoot) : []];
-        const all = root => [...root.querySelectorAll('*')].flatMap(within);
-        return all(document).filter(e => e.className === 'bk-tooltip-row-value')
-                            .map(e => e.textContent.trim())"""
-    page.until(lambda: page.do(script), "no tooltip")
-    assert page.do(script) == ["<i onclick=1>", "4", "0.619"]
 
 
 def test_numbers_and_a_button_zoom_without_a_mouse(page):
