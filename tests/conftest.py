@@ -5,9 +5,10 @@ Tiers, by marker. `quick` (`make check`): all of house/ and golden/, the units t
 run no job and start no process, and the contract of three methods. `alone`: starts so many
 processes that nothing runs beside it. The rest has no marker. `make test` runs all.
 
-Several processes take the tests by file, those of the virtual cluster as one. Files whose tests
-wait for other processes take turns with several that compute, so that no core idles. The contract
-is taken by method, last: its small parts fill up what is left of the time.
+Several processes take the tests by file, those of the virtual cluster as one, and so the house
+rules, which parse all of the source. Files whose tests wait for other processes take turns with
+several that compute, so that no core idles. The contract is taken by method, last: its small parts
+fill up what is left of the time.
 """
 
 import fcntl
@@ -125,11 +126,12 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
-        """By file; the virtual cluster as one; the contract by method."""
+        """By file; the virtual cluster as one, and the house rules; the contract by method."""
 
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith("tests/slurm/"):
-                return "tests/slurm"
+            for folder in ("tests/slurm", "tests/house"):
+                if nodeid.startswith(f"{folder}/"):
+                    return folder
             if nodeid.startswith(BY_METHOD):
                 return f"tests/contract[{nodeid.partition('[')[2]}"
             return super()._split_scope(nodeid)

@@ -197,7 +197,7 @@ def test_everything_that_is_listed_can_be_shown(kind):
     for name in catalogue.registry(kind):
         facts = catalogue.show(name, json=True)
         assert facts["name"] == name and facts["line"] and json.dumps(facts, allow_nan=False)
-        console().print(catalogue.show(name))
+        console().print(catalogue.page(facts))
 
 
 def test_an_algorithm_shows_its_parameters_with_type_range_default_and_meaning():
