@@ -28,6 +28,7 @@ from hpcfed.report.differences import ENOUGH
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.naming import Names, with_titles
+from hpcfed.report.notes import run_notes
 from hpcfed.report.pairs import (
     Comparison,
     Method,
@@ -257,6 +258,7 @@ def notes(result: Result) -> list[str]:
         *how(result.done),
         *said,
         *rounds_note(compared, result.view),
+        *run_notes([run for one in compared for run in one.runs.values()]),
         *code_or_data_differ(run for one in compared for run in one.all()),
     ]
 

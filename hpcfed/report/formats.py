@@ -32,6 +32,7 @@ class Shown:
     note: a remark about it.
     mean, deviation: in full, in the unit of the caption.
     seeds: number of runs that count.
+    seed_numbers: their seeds, in order.
     runs: number of all runs.
     paper: the number that a paper has in its place, as printed there.
     places: decimals of the text.
@@ -46,6 +47,7 @@ class Shown:
     runs: int = 0
     best: bool = False
     paper: str = ""
+    seed_numbers: tuple[int, ...] = ()
     places: int = 0
 
     def equals(self, other: Shown) -> bool:

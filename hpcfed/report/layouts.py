@@ -14,9 +14,10 @@ from typing import Any
 
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.report.cases import SEED, conflicting_values
-from hpcfed.report.formats import Grid
+from hpcfed.report.formats import Grid, Shown
 from hpcfed.report.measures import View, measure
-from hpcfed.report.table_cells import caption, cell, client_numbers_note, mark_best
+from hpcfed.report.notes import clients_note, run_notes, seeds_note
+from hpcfed.report.table_cells import caption, cell, mark_best
 from hpcfed.results.run import Run, format_value
 from hpcfed.storage.fields import Fields, flat
 
@@ -137,7 +138,8 @@ def fill_layout(runs: list[Run], design: Layout, paper: bool) -> Grid:
     # the paper's caption speaks of its own jobs; notes are comments in LaTeX
     description += "".join(f". {note}" for note in otherwise(groups, design))
     labels, heads = ([each.label for each in part] for part in (design.rows, design.columns))
-    notes = [*absence_notes(runs, placed), *client_numbers_notes(groups, views, design)]
+    notes = [*absence_notes(runs, placed), *run_notes([run for run in runs if run.name in placed])]
+    notes += comparison_notes(groups, table, views, design)
     return Grid(
         description,
         views[0].value,
@@ -191,10 +193,13 @@ def absence_notes(runs: list[Run], placed: set[str]) -> Iterator[str]:
         )
 
 
-def client_numbers_notes(
-    groups: list[list[list[Run]]], views: Sequence[View], design: Layout
+def comparison_notes(
+    groups: list[list[list[Run]]],
+    table: list[list[Shown]],
+    views: Sequence[View],
+    design: Layout,
 ) -> Iterator[str]:
-    """Yield notes on means over different numbers of clients, among cells of one best."""
+    """Yield notes on different seeds or clients, among cells of one best."""
     across = design.best == "row"
     lines, others = (design.rows, design.columns) if across else (design.columns, design.rows)
     for i, line in enumerate(lines):
@@ -206,8 +211,12 @@ def client_numbers_notes(
             )
             for j, other in enumerate(others)
         ]
-        if note := client_numbers_note(", ".join(line.label), cells):
-            yield note
+        where = ", ".join(line.label)
+        seeded = [
+            (", ".join(other.label), table[i][j] if across else table[j][i])
+            for j, other in enumerate(others)
+        ]
+        yield from filter(None, [seeds_note(where, seeded), clients_note(where, cells)])
 
 
 def otherwise(groups: list[list[list[Run]]], design: Layout) -> Iterator[str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.tables import size
+from hpcfed.core.wording import count_noun
 from hpcfed.report.cases import EVALUATED
 from hpcfed.report.fairness import FAIRNESS, Fairness
 from hpcfed.results import summary
@@ -46,6 +47,7 @@ class Measure:
     each: returns the numbers of the clients, by client, of which `of` returns the mean; None if it
     is not a number of clients.
     several_rounds: whether it depends on which rounds were evaluated before the last one.
+    absence: returns why a run has no number, in a few words; "" if it was not recorded.
     """
 
     what: str
@@ -55,6 +57,7 @@ class Measure:
     unit: str = ""
     each: Callable[[Record], dict[int, float]] | None = None
     several_rounds: bool = False
+    absence: Callable[[Record], str] | None = None
 
     def clients_change(self, record: Record) -> bool:
         """Return whether other clients were evaluated in each of the rounds.
@@ -288,6 +291,12 @@ def lately(metric: str, n: int, record: Record) -> Numbers:
     return float(np.mean([row["mean"] for row in rows])), float(np.mean(stds)) if stds else None
 
 
+def too_few(metric: str, n: int, record: Record) -> str:
+    """Return in words that fewer than n rounds were evaluated; "" if they are enough, or none."""
+    rounds = len(evaluated_rounds(record, f"clients/{metric}"))
+    return f"evaluated in only {count_noun(rounds, 'round')}" if 0 < rounds < n else ""
+
+
 def each_last(names: Sequence[str], record: Record, n: int = 1) -> dict[int, float]:
     """Return the mean over the last n evaluated rounds, by client; empty if there are fewer.
 
@@ -349,7 +358,13 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
         of = partial(lately, metric, int(n))
         each = partial(each_last, [f"clients/{metric}"], n=int(n))
         return Measure(
-            what, of, is_share(metric), is_high(metric), each=each, several_rounds=int(n) > 1
+            what,
+            of,
+            is_share(metric),
+            is_high(metric),
+            each=each,
+            several_rounds=int(n) > 1,
+            absence=partial(too_few, metric, int(n)),
         )
     measures = measures_of(metric)
     if start.endswith("group") and n:

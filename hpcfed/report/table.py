@@ -25,8 +25,9 @@ from hpcfed.report.choose import choose_values
 from hpcfed.report.formats import FORMATS, Grid, Shown, save_or_return
 from hpcfed.report.measures import Measure, View, view_of
 from hpcfed.report.naming import Names, with_titles
+from hpcfed.report.notes import clients_note, run_notes, seeds_note
 from hpcfed.report.pairs import label_fields
-from hpcfed.report.table_cells import DEVIATIONS, caption, cell, client_numbers_note, mark_best
+from hpcfed.report.table_cells import DEVIATIONS, caption, cell, mark_best
 from hpcfed.results.one_class import one_class
 from hpcfed.results.run import Run
 
@@ -128,10 +129,10 @@ def grid(
     notes = [*how, *filter(None, [also_differ(columns, [*down, *across], view.counted)])]
     notes += code_or_data_differ(runs)
     notes += [f"{run.name}: {why}" for run in runs if (why := run.absence()[1])]
-    notes += one_class_notes(runs)
+    notes += [*run_notes(runs), *one_class_notes(runs)]
     beside = view.beside if down[:1] == ["algorithm.name"] else None
     measures = {"": view.measure} | ({AS_RECEIVED: beside} if beside else {})
-    notes += client_numbers_notes(groups, down, across, measures)
+    notes += column_notes(groups, table, down, across, measures)
     description = caption(view.what(), view.deviation, seeds)
     if beside:
         lines, table, more = with_received(lines, groups, table, view, seeds)
@@ -148,25 +149,29 @@ def grid(
     )
 
 
-def client_numbers_notes(
+def column_notes(
     groups: list[list[list[Run]]],
+    table: list[list[Shown]],
     down: Sequence[str],
     across: Sequence[str],
     measures: Mapping[str, Measure],
 ) -> list[str]:
-    """Return notes on the columns whose cells are means over different numbers of clients.
+    """Return notes on the columns whose cells have different seeds or clients.
 
     groups: the runs of each cell.  measures: those of a method's rows, by the ends of their labels.
     """
     notes = []
-    for column in zip(*groups, strict=True):
-        present = [group for group in column if group]
+    for column, shown in zip(zip(*groups, strict=True), zip(*table, strict=True), strict=True):
+        present = [(group, cell) for group, cell in zip(column, shown, strict=True) if group]
+        where = label_fields(present[0][0][0], across)
+        labels = [label_fields(group[0], down) for group, _ in present]
         cells = [
-            (f"{label_fields(group[0], down)}{end}", group, measure)
-            for group in present
+            (f"{label}{end}", group, measure)
+            for label, (group, _) in zip(labels, present, strict=True)
             for end, measure in measures.items()
         ]
-        notes.append(client_numbers_note(label_fields(present[0][0], across), cells))
+        seeded = [(label, cell) for label, (_, cell) in zip(labels, present, strict=True)]
+        notes += [seeds_note(where, seeded), clients_note(where, cells)]
     return list(filter(None, notes))
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 
-from hpcfed.core.wording import count_range, join_few
 from hpcfed.report.cases import MACHINE, SEED, refuse_same_seed
 from hpcfed.report.formats import Shown
 from hpcfed.report.measures import Measure, View
@@ -17,17 +14,15 @@ PLUS_MINUS = {
     "clients": "standard deviation over clients",
 }
 DEVIATIONS = (*PLUS_MINUS, "none")
-FEW = 8  # cells that a note names
 
 
 def cell(group: list[Run], view: View, seeds: int) -> Shown:
     """Return mean and deviation over the runs of a cell, with a note on missing ones."""
     refuse_same_seed("table", group, "one cell", MACHINE)
-    numbers = [view.measure.of(run.record) for run in group if run.finished]
-    present = [(mean, std) for mean, std in numbers if mean is not None]
-    absent = [run.absence()[0] for run in group if not run.finished] + ["not recorded"] * (
-        len(numbers) - len(present)
-    )
+    numbers = [(run, *view.measure.of(run.record)) for run in group if run.finished]
+    present = [(mean, std) for _, mean, std in numbers if mean is not None]
+    absent = [run.absence()[0] for run in group if not run.finished]
+    absent += [why_empty(run, view.measure) for run, mean, _ in numbers if mean is None]
     if not present:
         return Shown(
             "",
@@ -55,31 +50,16 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
         deviation,
         len(present),
         len(group),
+        seed_numbers=tuple(
+            sorted(run.fields[SEED] for run, mean, _ in numbers if mean is not None)
+        ),
         places=places,
     )
 
 
-def client_numbers_note(where: str, cells: Iterable[tuple[str, Sequence[Run], Measure]]) -> str:
-    """Return a note if cells are means over different numbers of clients, else "".
-
-    where: what the cells have in common, such as a column; "" for nothing.
-    cells: that are compared with one another: label, runs and measure of each.
-    Clients without a value are counted seed by seed, because other seeds have other examples.
-    """
-    numbers, missing = dict[str, list[int]](), dict[tuple[str, ...], set[int]]()
-    for label, runs, measure in cells:
-        each = measure.each or (lambda record: {})
-        for run in (run for run in runs if run.finished):
-            if n := len(each(run.record)):
-                numbers.setdefault(label, []).append(n)
-                missing.setdefault(run.at([SEED]), set()).add(run.fields.get("clients", n) - n)
-    if all(len(counts) == 1 for counts in missing.values()):
-        return ""
-    counted = [f"{label} {count_range(ns, 'client')}" for label, ns in numbers.items()]
-    return (
-        f"{where}{': ' * bool(where)}means over different numbers of clients, because not all "
-        f"have a value: {join_few(counted, FEW)}"
-    )
+def why_empty(run: Run, measure: Measure) -> str:
+    """Return in a few words why a finished run has no number."""
+    return (measure.absence(run.record) if measure.absence else "") or "not recorded"
 
 
 def absence_note(absent: list[str], n: int, runs: int) -> str:
@@ -105,11 +85,12 @@ def compute_deviation(numbers: list[tuple[float, float | None]], deviation: str)
 def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
     """Return the table with the best cell of each column marked, if there are several.
 
-    All cells that are equal to the best one in the decimals shown are marked.
+    All cells that are equal to the best one in the decimals shown are marked. None is marked in a
+    column whose cells have no seed in common, because each seed has its own partition.
     """
     for column in zip(*table, strict=True):
         cells = [cell for cell in column if cell.mean is not None]
-        if len(cells) > 1:
+        if len(cells) > 1 and set.intersection(*({*cell.seed_numbers} for cell in cells)):
             top = (max if high else min)(cells, key=lambda cell: cell.mean)
             for cell in cells:
                 cell.best = cell.equals(top)

@@ -23,6 +23,7 @@ from hpcfed.results.run import find
 from hpcfed.storage.record import load
 from hpcfed.storage.results import Results
 from tests import records
+from tests.unit import test_table
 from tests.unit.test_table import job, lines
 from tests.unit.test_table import run as run_of
 
@@ -434,6 +435,15 @@ def test_a_seed_without_numbers_does_not_count_and_a_note_names_it(tmp_path):
     assert "seed 1 has no numbers in the runs of both FedAvg and Local, and does not count" in text
 
 
+def test_a_comparison_says_which_runs_ended_early_and_of_which_clients_failed(tmp_path):
+    early, failed = {"early": "the loss has not fallen"}, np.array([[1, 0], [1, 0], [0, 0]])
+    a = test_table.run(tmp_path / "a", [[0.5, 0.7]], header=early)
+    b = test_table.run(tmp_path / "b", [[0.5, 0.7]] * 3, method="local", faults=failed)
+    notes = lines(compare([a, b]))
+    assert f"ended early: {a} after 1 of 3 rounds" in notes
+    assert f"reports of clients failed: {b} 2 of 6 (diverged)" in notes
+
+
 def with_gaps(folder: Path) -> list[Path]:
     """Three seeds of two methods, of which some clients have no accuracy."""
     nan = np.nan
@@ -455,18 +465,28 @@ def test_the_baseline_of_a_difference_is_shown_if_it_is_not_that_of_all_clients(
     assert squeezed(ours).startswith("Local 0.8667 0.8667 +0.0000 ")
 
 
-def test_a_table_says_which_cells_are_means_over_different_numbers_of_clients(tmp_path):
+def test_a_table_says_which_cells_are_means_over_different_clients(tmp_path):
     runs = with_gaps(tmp_path)
     text = lines(table(runs))
     assert text[-1] == (
-        "means over different numbers of clients, because not all have a value: Local 2 to 3 "
+        "means over different clients, because not all have a value: Local 2 to 3 "
         "clients, FedAvg 1 to 3 clients"
     )
     other = [run(tmp_path / f"m{s}", [0.9, 0.5, 0.1], seed=s, data="mnist") for s in range(3)]
     assert any(line.startswith("digits: means over") for line in lines(table([*runs, *other])))
-    assert "different numbers" not in table(runs, value="up")
+    assert "means over different" not in table(runs, value="up")
     alike = [runs[0], run(tmp_path / "b", [0.9, 0.5, 0.1], method="local")]
-    assert "different numbers" not in table(alike)
+    assert "means over different" not in table(alike)
+
+
+def test_a_table_names_the_clients_that_cells_of_as_many_clients_lack(tmp_path):
+    runs = [
+        *(run(tmp_path / f"a{s}", [0.9, np.nan, 0.7], s, method="local") for s in (0, 1)),
+        *(run(tmp_path / f"b{s}", [np.nan, 0.5, 0.6], s, method="fedavg") for s in (0, 1)),
+    ]
+    why = "means over different clients, because not all have a value: "
+    assert lines(table(runs))[-1] == why + "Local lacks 1; FedAvg lacks 0"
+    assert "different clients" not in table(runs[:2])
 
 
 def test_rows_as_received_have_numbers_of_clients_of_their_own(tmp_path):
@@ -475,7 +495,7 @@ def test_rows_as_received_have_numbers_of_clients_of_their_own(tmp_path):
         run(tmp_path / "b", [0.9, 0.8, 0.7], method="fedavg", received=[0.9, np.nan, 0.7]),
     ]
     assert lines(table(runs))[-1] == (
-        "means over different numbers of clients, because not all have a value: Local 3 clients, "
+        "means over different clients, because not all have a value: Local 3 clients, "
         "FedAvg 3 clients, FedAvg, as received 2 clients"
     )
 

@@ -153,13 +153,13 @@ def test_a_table_has_the_papers_layout_and_lists_missing_and_different_runs(tmp_
     assert "rounds = 1, there 300" in caption
 
 
-def test_a_papers_table_says_which_cells_are_means_over_different_numbers_of_clients(tmp_path):
+def test_a_papers_table_says_which_cells_are_means_over_different_clients(tmp_path):
     fields = {"rounds": 1, "clients": 2}
     one = run(tmp_path / "a", "table4/ca-cifar10.toml", fields, 0.5)
     gap = run(tmp_path / "b", "table4/ca-cl-cifar10.toml", fields, 0.5, clients=(np.nan, 0.1))
     text = table([one, gap], layout="fedclassavg-4").splitlines()
     assert text[-1] == (
-        "CIFAR-10: means over different numbers of clients, because not all have a value: "
+        "CIFAR-10: means over different clients, because not all have a value: "
         "CA 2 clients, +CL 1 client"
     )
     assert "different numbers" not in table([one], layout="fedclassavg-4")

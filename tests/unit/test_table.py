@@ -42,25 +42,32 @@ def run(
     seconds: float = 2.0,
     joules: float | None = None,
     identity: str = "",
+    header: dict[str, object] | None = None,
+    faults: np.ndarray | None = None,
     **about: object,
 ) -> Path:
     """A run folder with these accuracies of two clients, round by round.
 
     joules: of each rank in a round; None: not measured.  identity: of the run, which copies share.
+    header: further entries of the header.
+    faults: [T, 2], 1 if a client failed in a round; None: not recorded.
     """
     folder.mkdir(parents=True)
-    header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": "finished"}
-    header |= {"ranks": ranks, "hardware": {"nodes": 1}, "versions": {"hpcfed": "0.1.0"}}
-    results = Results(folder, header | {RUN_ID: identity}, {})
-    for row in accuracies:
+    entries = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": "finished"}
+    entries |= {"ranks": ranks, "hardware": {"nodes": 1}, "versions": {"hpcfed": "0.1.0"}}
+    entries |= {"faults": ["", "diverged"], RUN_ID: identity} | (header or {})
+    results = Results(folder, entries, {})
+    for t, row in enumerate(accuracies):
         cells = {
             "clients/accuracy": np.array(row),
             "clients/up": np.array([up, 2 * up]),
-            "clients/cohort": np.ones(2),
+            "clients/cohort": np.ones(2) if faults is None else 1 - faults[t],
             "clients/id": np.arange(2),
             "clients/architecture": np.zeros(2, dtype=np.int64),
         }
         measured = {} if joules is None else {f"ranks/joules_{OTHER}": np.full(ranks, joules)}
+        if faults is not None:
+            measured["clients/fault"] = faults[t]
         results.append({**cells, **measured, "rounds/seconds": seconds})
     results.finish()
     return folder
@@ -129,12 +136,51 @@ def test_cells_are_mean_and_deviation_over_seeds_and_the_caption_says_of_what(sw
 def test_missing_runs_are_named_in_their_cell_and_below_the_table_with_the_reason(sweep):
     text = lines(table([sweep]))
     assert text[4] == "FedProx  0.8000 * (1 of 2; 1 failed)  stopped, not started"
-    failed, stopped, absent = text[6:]
+    failed, stopped, absent, seeds = text[6:]
     assert failed.endswith(
         "fedprox_0.1_1: failed since 1970-01-01 00:00, status 2: hpcfed: the loss is nan"
     )
     assert "fedprox_0.5_0: stopped since" in stopped and stopped.endswith(", 2 of 3 rounds")
     assert absent.endswith("fedprox_0.5_1: not started")
+    assert seeds == "dirichlet(0.1): seeds differ: FedAvg 0, 1; FedProx 0"
+
+
+def test_a_table_says_that_methods_have_different_seeds_and_marks_none_as_the_best(tmp_path):
+    seeds = {"local": (0, 1), "fedavg": (0, 1), "fedprox": (2, 3)}
+    runs = {
+        (m, s): run(tmp_path / f"{m}{s}", to_end(0.5), method=m, seed=s)
+        for m, numbers in seeds.items()
+        for s in numbers
+    }
+    text = table([*runs.values()])
+    assert lines(text)[-1] == "seeds differ: Local 0, 1; FedAvg 0, 1; FedProx 2, 3"
+    assert "best of its column" not in text
+    text = table([path for (m, _), path in runs.items() if m != "fedprox"])
+    assert "seeds differ" not in text and "best of its column" in text
+
+
+def test_a_table_says_which_runs_ended_early_and_after_which_round(tmp_path):
+    early = {"early": "the validation loss has not fallen"}
+    runs = [
+        run(tmp_path / "a", to_end(0.5)[:1], header=early),
+        run(tmp_path / "b", to_end(0.5)[:2], header=early, seed=1),
+        run(tmp_path / "c", to_end(0.5), method="local"),
+    ]
+    a, b, _ = runs
+    assert lines(table(runs))[-2] == f"ended early: {a} after 1, {b} after 2 of 3 rounds"
+    assert "0.5500 (1 of 2; 1 evaluated in only 1 round)" in table(runs, value="last:2")
+
+
+def test_a_table_counts_the_reports_of_clients_that_failed(tmp_path):
+    faults = np.array([[1, 1], [1, 0], [1, 0]])
+    failed, fine = (
+        run(tmp_path / "a", to_end(0.5), faults=faults),
+        run(tmp_path / "b", to_end(0.5), method="local"),
+    )
+    assert (
+        lines(table([failed, fine]))[-1] == f"reports of clients failed: {failed} 4 of 6 (diverged)"
+    )
+    assert "failed" not in table([fine])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +192,7 @@ def test_missing_runs_are_named_in_their_cell_and_below_the_table_with_the_reaso
         ("up", "15 B"),
         ("seconds", "2 s"),
         ("final", "not recorded"),
-        ("last:4", "not recorded"),
+        ("last:4", "evaluated in only 3 rounds"),
     ],
 )
 def test_a_table_shows_the_number_that_is_asked_for(tmp_path, value, cell):
