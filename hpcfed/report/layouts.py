@@ -133,7 +133,9 @@ def fill_layout(runs: list[Run], design: Layout, paper: bool) -> Grid:
     )
     main, *others = dict.fromkeys(view.what() for view in views)
     what = ", and ".join([main, *(other[0].lower() + other[1:] for other in others)])
-    description = f"{design.caption} ({design.source}). {caption(what, design.deviation, seeds)}"
+    description = (
+        f"{design.caption} ({design.source}). {caption(what, design.deviation, seeds, table)}"
+    )
     description += "; in brackets the paper's" * paper
     # the paper's caption speaks of its own jobs; notes are comments in LaTeX
     description += "".join(f". {note}" for note in otherwise(groups, design))

@@ -133,7 +133,8 @@ def grid(
     beside = view.beside if down[:1] == ["algorithm.name"] else None
     measures = {"": view.measure} | ({AS_RECEIVED: beside} if beside else {})
     notes += column_notes(groups, table, down, across, measures)
-    description = caption(view.what(), view.deviation, seeds)
+    check_deviation(view, table)
+    description = caption(view.what(), view.deviation, seeds, table)
     if beside:
         lines, table, more = with_received(lines, groups, table, view, seeds)
         notes = [*more, *notes]
@@ -147,6 +148,16 @@ def grid(
         mark_best(table, view.measure.high),
         notes,
     )
+
+
+def check_deviation(view: View, table: list[list[Shown]]) -> None:
+    """Raise ConfigError if deviations over clients are asked for, but no cell has one."""
+    numbers = [cell for row in table for cell in row if cell.mean is not None]
+    if view.deviation == "clients" and numbers and not any(cell.std for cell in numbers):
+        raise ConfigError(
+            f"table: --deviation clients, but no run has a deviation over clients of {view.value}; "
+            "leave it out"
+        )
 
 
 def column_notes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hpcfed.report.cases import MACHINE, SEED, refuse_same_seed
@@ -97,9 +99,9 @@ def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
     return table
 
 
-def caption(what: str, deviation: str, seeds: int) -> str:
+def caption(what: str, deviation: str, seeds: int, table: Sequence[Sequence[Shown]]) -> str:
     """Return a description of the numbers."""
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
-    spread = deviation == "clients" or (deviation == "seeds" and seeds > 1)
+    spread = any(cell.std for row in table for cell in row)
     each = " of each run, mean over seeds" if deviation == "clients" and seeds > 1 else ""
     return f"{what}; {over}" + (f" ± {PLUS_MINUS[deviation]}{each}" if spread else "")

@@ -210,6 +210,16 @@ def test_accuracies_may_be_in_percent_and_deviate_over_clients_as_in_the_papers(
     assert "in percent; one seed ± standard deviation over clients." in text
 
 
+def test_a_caption_speaks_of_deviations_only_if_a_cell_has_one(tmp_path):
+    runs = [
+        run(tmp_path / "a", to_end(0.6)),
+        run(tmp_path / "b", to_end(0.6)[:1], seed=1, header={"ended": ""}),
+    ]
+    assert "±" not in table(runs)  # one of the two seeds is finished
+    with pytest.raises(ConfigError, match="no run has a deviation over clients of worst; leave"):
+        table(runs, value="worst", deviation="clients")
+
+
 def test_of_bytes_and_seconds_less_is_better(tmp_path):
     methods = ("fedavg", "fedprox", "local")
     runs = [
