@@ -137,7 +137,8 @@ def axes(
 ) -> tuple[list[str], list[str]]:
     """Return the fields of rows and of columns, so that runs of a cell differ only in their seed.
 
-    timed: whether the numbers are seconds or joules, which the machine changes too.
+    timed: whether the numbers are seconds or joules, which the machine changes too. Then runs of
+    other ranks, nodes or versions of hpcfed have columns of their own.
 
     Axes that are not given are chosen: rows by method and its own parameters, columns by all other
     fields that differ, those of the machine last, so that they hide none of the job. Other data are
@@ -173,18 +174,20 @@ def axes(
 def with_machine_columns(
     runs: list[Run], down: list[str], across: list[str], fixed: bool
 ) -> tuple[list[str], list[str]]:
-    """Return the axes, with columns for what differs in the machines of runs of one cell.
+    """Return the axes, with columns for what differs in the machines of runs of one column.
 
-    fixed: whether the columns may not be extended, because the call names them.
+    fixed: whether the columns may not be extended, because the call names them; then only runs of
+    one cell must have one machine. Runs that have not started have none.
     """
-    columns = list(across)
+    begun = [run for run in runs if run.begun]
+    axes_of_machine = [*across, *(name for name in down if fixed or name in MACHINE)]
+    columns: list[str] = []
     for name in sorted(MACHINE, key=lambda name: order(runs, name)):
-        cell = conflicting_values(runs, [*down, *columns], name)
-        if cell and fixed:
-            raise shared_cell(name, cell)
-        columns += [name] if cell else []
-    machine = [name for name in columns if name not in across]
-    return down, [*across, *drop_redundant(runs, machine, [*down, *across], set(), set(MACHINE))]
+        values = conflicting_values(begun, [*axes_of_machine, *columns], name)
+        if values and fixed:
+            raise shared_cell(name, values)
+        columns += [name] if values else []
+    return down, [*across, *drop_redundant(begun, columns, axes_of_machine, set(), set(MACHINE))]
 
 
 def shared_cell(name: str, values: set[str]) -> ConfigError:
@@ -195,12 +198,13 @@ def shared_cell(name: str, values: set[str]) -> ConfigError:
     )
 
 
-def by_seed(runs: list[Run]) -> tuple[list[str], list[list[Run]]]:
+def by_seed(runs: list[Run], timed: bool = False) -> tuple[list[str], list[list[Run]]]:
     """Return the fields that distinguish runs, and groups of runs that differ only in their seed.
 
-    A group may have several runs of one seed.
+    timed: as in `axes`; the runs are those of `with_machine`. A group may have several runs of one
+    seed.
     """
-    down, across = axes(runs, None, None)
+    down, across = axes(runs, None, None, timed)
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(run.at([*down, *across]), []).append(run)
@@ -253,15 +257,16 @@ def also_differ(
     For example "also differ: rounds 1/3, local.lr 0.0005/0.1", or "" if none does. The seed, a
     method's own parameters, and fields on which no number depends are ignored.
 
-    counted: of UNCOUNTED, the fields on which these numbers depend.
+    counted: of UNCOUNTED and MACHINE, the fields on which these numbers depend.
     """
-    uncounted = [name for name in UNCOUNTED if name not in counted]
+    uncounted = [name for name in (*UNCOUNTED, *MACHINE) if name not in counted]
     values: dict[str, dict[str, None]] = {}
     for group in groups:
         for name in dict.fromkeys(name for run in group for name in run.fields):
-            if name in (SEED, *MACHINE, *shown) or covers((*ASIDE, *uncounted), name):
+            if name in (SEED, *shown) or covers((*ASIDE, *uncounted), name):
                 continue
-            texts = dict.fromkeys(run.at([name])[0] for run in group if name in run.fields)
+            of = [run for run in group if name in run.fields and (run.begun or name not in MACHINE)]
+            texts = dict.fromkeys(run.at([name])[0] for run in of)
             if len(texts) > 1:
                 values.setdefault(name, {}).update(texts)
     names = sorted(values, key=lambda n: (n != "rounds", not n.startswith("data."), n))

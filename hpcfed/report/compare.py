@@ -23,7 +23,7 @@ from hpcfed.config.methods import registered_name
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.wording import count_noun
 from hpcfed.report import differences
-from hpcfed.report.cases import also_differ, code_or_data_differ, find_cases
+from hpcfed.report.cases import also_differ, code_or_data_differ, find_cases, with_machine
 from hpcfed.report.differences import ENOUGH
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, view_of
@@ -136,12 +136,13 @@ def make_comparison(
     """
     cases = find_cases(runs, names)
     view = view_of((run.record for run in cases if run.finished), value, metric, percent=percent)
-    groups = methods(with_titles(cases))
+    groups = methods(with_machine(with_titles(cases)), view.timed)
     if baseline is None:
         return result(groups, methods_at(groups, runs[0])[0], view, anyway)
     base = find_baseline(groups, baseline)
     if base is None:
-        groups = methods(with_titles(find_cases([*runs, Path(baseline)], names)))
+        cases = find_cases([*runs, Path(baseline)], names)
+        groups = methods(with_machine(with_titles(cases)), view.timed)
         base, *others = methods_at(groups, Path(baseline))
         if others:
             raise ConfigError(
@@ -258,7 +259,7 @@ def notes(result: Result) -> list[str]:
         *how(result.done),
         *said,
         *rounds_note(compared, result.view),
-        *run_notes([run for one in compared for run in one.runs.values()]),
+        *run_notes([run for one in compared for run in one.runs.values()], result.view.value),
         *code_or_data_differ(run for one in compared for run in one.all()),
     ]
 

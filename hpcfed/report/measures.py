@@ -11,12 +11,13 @@ import numpy as np
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.tables import size
 from hpcfed.core.wording import count_noun
-from hpcfed.report.cases import EVALUATED
+from hpcfed.report.cases import EVALUATED, MACHINE
 from hpcfed.report.fairness import FAIRNESS, Fairness
 from hpcfed.results import summary
 from hpcfed.results.columns import (
     at_the_end,
     best_mean,
+    by_round,
     column,
     decimals,
     evaluated_rounds,
@@ -24,6 +25,7 @@ from hpcfed.results.columns import (
     is_high,
     is_share,
     main_metric,
+    rounds_here,
     title_metric,
 )
 from hpcfed.results.groups import PHASES as GROUP_PHASES
@@ -118,12 +120,25 @@ def flow(what: str, unit: str, part: str, name: str) -> Measure:
     )
 
 
+def seconds_per_round(record: Record) -> float | None:
+    """Return the seconds of a round, mean over those on the ranks of the run's last start."""
+    seconds = by_round(record, "seconds")[rounds_here(record)]
+    return float(np.nansum(seconds)) / len(seconds) if len(seconds) else None
+
+
 FLOWS = {  # numbers that are not of a metric
     "down": flow("Bytes received per client and round", "B", "traffic", "down_per_client_round"),
     "up": flow("Bytes sent per client and round", "B", "traffic", "up_per_client_round"),
-    "seconds": flow("Seconds of a round", "s", "time", "seconds_per_round"),
+    "seconds": Measure(
+        "Seconds of a round",
+        lambda record: (seconds_per_round(record), None),
+        share=False,
+        high=False,
+        unit="s",
+    ),
     "joules": flow("Energy of a run", "J", "energy", "joules"),
 }
+TIMED = ("seconds", "joules")  # of these, those that depend on the machine
 
 
 def fairness(
@@ -429,9 +444,15 @@ class View:
         return self.measure.what + (", in percent" if self.percent and self.measure.share else "")
 
     @property
+    def timed(self) -> bool:
+        """Whether the number depends on the machine."""
+        return self.value in TIMED
+
+    @property
     def counted(self) -> tuple[str, ...]:
-        """Fields of further measurements on which the number depends."""
-        return (EVALUATED,) if self.measure.several_rounds else ()
+        """Further fields on which the number depends."""
+        of_machine = MACHINE if self.timed else ()
+        return (*of_machine, EVALUATED) if self.measure.several_rounds else of_machine
 
     def scale(self, value: float) -> float:
         """Return a number of the measure in the unit that `what` says."""

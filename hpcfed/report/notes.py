@@ -10,16 +10,21 @@ from hpcfed.core.wording import count_range, join_few
 from hpcfed.report.cases import SEED
 from hpcfed.report.formats import Shown
 from hpcfed.report.measures import Measure
-from hpcfed.results.columns import column, faults
+from hpcfed.results.columns import column, faults, rounds_here
 from hpcfed.results.run import Run
 
 FEW = 8  # cells, runs or clients that a note names
+OTHER_RANKS = {"seconds": "left out", "joules": "included"}  # rounds on other ranks, by value
 
 
-def run_notes(runs: Sequence[Run]) -> list[str]:
-    """Return notes on finished runs that ended early, and on those of which clients failed."""
+def run_notes(runs: Sequence[Run], value: str = "") -> list[str]:
+    """Return notes on finished runs that ended early, and on those of which clients failed.
+
+    value: of the numbers; if it depends on the machine, also on those resumed on other ranks.
+    """
     finished = [run for run in runs if run.finished]
-    return [*early_notes(finished), *fault_notes(finished)]
+    resumed = resumed_notes(finished, OTHER_RANKS[value]) if value in OTHER_RANKS else []
+    return [*early_notes(finished), *fault_notes(finished), *resumed]
 
 
 def early_notes(runs: Sequence[Run]) -> Iterator[str]:
@@ -47,6 +52,20 @@ def fault_notes(runs: Sequence[Run]) -> Iterator[str]:
     if shares:
         texts = sorted(shares, key=lambda text: -shares[text])
         yield f"reports of clients failed: {join_few(texts, FEW)}"
+
+
+def resumed_notes(runs: Sequence[Run], how: str = OTHER_RANKS["seconds"]) -> Iterator[str]:
+    """Yield a note on rounds that were done on other ranks, for each run with such rounds.
+
+    how: whether these are included or left out.
+    """
+    for run in runs:
+        here = rounds_here(run.record)
+        if not here.all():
+            yield (
+                f"{run.name}: {np.sum(~here)} of its {len(here)} rounds were done on other ranks, "
+                f"before it was resumed; {how}"
+            )
 
 
 def seeds_note(where: str, cells: Iterable[tuple[str, Shown]]) -> str:

@@ -77,9 +77,12 @@ class Pair:
         return self.clients if len(self.clients) else np.array([self.mean - self.base])
 
 
-def methods(runs: list[Run]) -> list[Method]:
-    """Return the runs grouped by all fields of the job but the seed, in their order."""
-    fields, groups = by_seed(runs)
+def methods(runs: list[Run], timed: bool = False) -> list[Method]:
+    """Return the runs grouped by all fields of the job but the seed, in their order.
+
+    timed: as `by_seed` takes it.
+    """
+    fields, groups = by_seed(runs, timed)
     return [method(label_fields(group[0], fields), group) for group in groups]
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,8 +17,9 @@ from hpcfed.report.cases import MACHINE, axes, find_cases, refuse_same_seed, wit
 from hpcfed.report.figures.runs import left_out
 from hpcfed.report.formats import FORMATS, Grid, Shown
 from hpcfed.report.naming import Names, with_titles
+from hpcfed.report.notes import resumed_notes
 from hpcfed.report.pairs import label_fields
-from hpcfed.results.columns import by_round, phases
+from hpcfed.results.columns import by_round, phases, rounds_here
 from hpcfed.results.run import Run, folder_at
 
 COLUMNS = ("seconds per round", "speedup", "efficiency")
@@ -67,7 +66,7 @@ def scaling(
     measured = points(cases)
     picture = plotting.save(draw(measured), out or folder_at(runs[0]) / PICTURE)
     remarks = [*notes(measured), *left_out([run for run in cases if not run.finished])]
-    remarks += [text for run in cases if run.finished for text in note_resumed(run)]
+    remarks += resumed_notes([run for run in cases if run.finished])
     return f"{FORMATS[format](grid(measured, remarks))}\n\n{picture}"
 
 
@@ -76,7 +75,7 @@ def points(runs: Sequence[Run]) -> list[Point]:
 
     Raises ConfigError as above, and for two runs of one job and seed on as many ranks.
     """
-    finished = [run for run in runs if run.finished and rounds_here(run).any()]
+    finished = [run for run in runs if run.finished and rounds_here(run.record).any()]
     timed = with_machine(with_titles(finished))
     down, across = axes(timed, None, None)
     fields = [*down, *across]
@@ -106,32 +105,9 @@ def points(runs: Sequence[Run]) -> list[Point]:
     return result
 
 
-def rounds_here(run: Run) -> np.ndarray:
-    """Return which rounds were done on the ranks and nodes of the run's last start, [T].
-
-    Those before a resume may have been done on others.
-    """
-
-    def place(part: dict[str, Any]) -> tuple[Any, Any]:
-        return part.get("ranks"), part.get("hardware", {}).get("nodes")
-
-    parts = [*run.header.get("history", []), run.header]
-    here = np.full(run.record.rounds, place(parts[0]) == place(run.header))
-    for before, part in pairwise(parts):
-        here[before["rounds"] :] = place(part) == place(run.header)
-    return here
-
-
-def note_resumed(run: Run) -> list[str]:
-    """Return a note on rounds of a run that were done on other ranks, if there are any."""
-    here = rounds_here(run)
-    others = f"{run.name}: {np.sum(~here)} of its {len(here)} rounds were done on other ranks"
-    return [] if here.all() else [f"{others}, before it was resumed; left out"]
-
-
 def seconds_of(runs: Sequence[Run]) -> float:
     """Return the seconds of a round, mean over rounds and runs."""
-    means = [np.nanmean(by_round(run.record, "seconds")[rounds_here(run)]) for run in runs]
+    means = [np.nanmean(by_round(run.record, "seconds")[rounds_here(run.record)]) for run in runs]
     return float(np.mean(means))
 
 
@@ -139,7 +115,7 @@ def mean_phases(runs: Sequence[Run]) -> dict[str, float]:
     """Return the seconds of a round by phase, mean over ranks, rounds and runs."""
     each = [
         {
-            name: float(np.nanmean(seconds[rounds_here(run)]))
+            name: float(np.nanmean(seconds[rounds_here(run.record)]))
             for name, seconds in phases(run.record).items()
         }
         for run in runs

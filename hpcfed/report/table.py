@@ -101,7 +101,7 @@ def make_grid(
         tried, how = choose_values(tried, choose.split(","))
     cases = name_skew(tried, [name for names in chosen for name in names or []])
     view = view_of((run.record for run in cases if run.finished), value, metric, deviation, percent)
-    down, across = axes(cases, chosen[0], chosen[1], timed=view.value in ("seconds", "joules"))
+    down, across = axes(cases, chosen[0], chosen[1], timed=view.timed)
     return grid(cases, down, across, view, how)
 
 
@@ -129,7 +129,7 @@ def grid(
     notes = [*how, *filter(None, [also_differ(columns, [*down, *across], view.counted)])]
     notes += code_or_data_differ(runs)
     notes += [f"{run.name}: {why}" for run in runs if (why := run.absence()[1])]
-    notes += [*run_notes(runs), *one_class_notes(runs)]
+    notes += [*run_notes(runs, view.value), *one_class_notes(runs)]
     beside = view.beside if down[:1] == ["algorithm.name"] else None
     measures = {"": view.measure} | ({AS_RECEIVED: beside} if beside else {})
     notes += column_notes(groups, table, down, across, measures)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -202,6 +204,22 @@ def phases(record: Record) -> dict[str, np.ndarray]:
 def by_round(record: Record, name: str) -> np.ndarray:
     """Return a number of each round, [T]; nan if it was not recorded."""
     return record.columns.get(f"rounds/{name}", np.full(record.rounds, np.nan))
+
+
+def rounds_here(record: Record) -> np.ndarray:
+    """Return which rounds were done on the ranks and nodes of the run's last start, [T].
+
+    Those before a resume may have been done on others.
+    """
+
+    def place(part: Mapping[str, Any]) -> tuple[Any, Any]:
+        return part.get("ranks"), part.get("hardware", {}).get("nodes")
+
+    parts = [*record.header.get("history", []), record.header]
+    here = np.full(record.rounds, place(parts[0]) == place(record.header))
+    for before, part in pairwise(parts):
+        here[before["rounds"] :] = place(part) == place(record.header)
+    return here
 
 
 def so_far(record: Record) -> dict[str, np.ndarray]:

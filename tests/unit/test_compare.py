@@ -444,6 +444,17 @@ def test_a_comparison_says_which_runs_ended_early_and_of_which_clients_failed(tm
     assert f"reports of clients failed: {b} 2 of 6 (diverged)" in notes
 
 
+def test_seconds_are_compared_with_the_ranks_of_each_method_in_view(tmp_path):
+    runs = [
+        test_table.run(tmp_path / m, [[0.5, 0.7]] * 3, method=m, ranks=ranks)
+        for m, ranks in (("local", 1), ("fedavg", 4))
+    ]
+    text = lines(compare(runs, value="seconds"))
+    assert text[3].startswith("Local, ranks=1 ") and text[4].startswith("FedAvg, ranks=4 ")
+    assert "FedAvg, ranks=4 and Local, ranks=1 also differ: ranks 4/1" in text
+    assert "ranks" not in compare(runs)
+
+
 def with_gaps(folder: Path) -> list[Path]:
     """Three seeds of two methods, of which some clients have no accuracy."""
     nan = np.nan

@@ -14,6 +14,8 @@ from hpcfed.storage.record import RUN_ID
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import End, Member, Sweep
 
+LOG = {"carbon": None, "pue": 1.0}
+
 
 def job(
     method: str = "fedavg", alpha: float = 0.5, seed: int = 0, data: str = "digits", **more: object
@@ -39,7 +41,7 @@ def run(
     accuracies: list[list[float]],
     up: int = 10,
     ranks: int = 1,
-    seconds: float = 2.0,
+    seconds: float | list[float] = 2.0,
     joules: float | None = None,
     identity: str = "",
     header: dict[str, object] | None = None,
@@ -68,7 +70,7 @@ def run(
         measured = {} if joules is None else {f"ranks/joules_{OTHER}": np.full(ranks, joules)}
         if faults is not None:
             measured["clients/fault"] = faults[t]
-        results.append({**cells, **measured, "rounds/seconds": seconds})
+        results.append({**cells, **measured, "rounds/seconds": np.broadcast_to(seconds, 3)[t]})
     results.finish()
     return folder
 
@@ -374,11 +376,30 @@ def test_runs_that_differ_only_in_ranks_are_columns_of_seconds(tmp_path):
         table([tmp_path / "runs"])
 
 
+def test_methods_on_other_numbers_of_ranks_are_not_in_one_column_of_seconds(tmp_path):
+    runs = [
+        run(tmp_path / m, to_end(0.5), method=m, ranks=ranks, joules=1.0, log=LOG)
+        for m, ranks in (("local", 1), ("fedavg", 4))
+    ]
+    for value in ("seconds", "joules"):
+        text = table(runs, value=value)
+        assert lines(text)[2].split() == ["method", "ranks=1", "ranks=4"] and "*" not in text
+        assert lines(table(runs, value=value, columns="clients"))[-1] == "also differ: ranks 1/4"
+    assert "ranks" not in table(runs)
+
+
+def test_seconds_are_of_the_rounds_on_the_ranks_of_the_last_start_and_a_note_says_so(tmp_path):
+    before = {"history": [{"rounds": 2, "ranks": 1, "hardware": {"nodes": 1}}]}
+    one = run(tmp_path / "a", to_end(0.5), ranks=4, seconds=[8.0, 8.0, 2.0], header=before)
+    text = lines(table([one], value="seconds"))
+    note = f"{one}: 2 of its 3 rounds were done on other ranks, before it was resumed; left out"
+    assert text[3].split() == ["FedAvg", "2", "s"] and text[-1] == note
+
+
 def test_the_energy_of_runs_that_differ_only_in_ranks_has_columns_too(tmp_path):
-    log = {"carbon": None, "pue": 1.0}
     for ranks, joules in {1: 4.0, 2: 5.0}.items():
         folder = tmp_path / "runs" / str(ranks)
-        run(folder, to_end(0.5), ranks=ranks, joules=joules, log=log)
+        run(folder, to_end(0.5), ranks=ranks, joules=joules, log=LOG)
     text = lines(table([tmp_path / "runs"], value="joules"))
     assert text[2].split() == ["method", "ranks=1", "ranks=2"]
     assert text[3].split() == ["FedAvg", "12", "J", "30", "J"]  # of three rounds, on all ranks
