@@ -20,12 +20,16 @@ def find_named(
     """Return the runs at these paths, in the order of their methods, with names of these.
 
     Methods are in the order of `hpcfed list algorithms`, and users' own come last; runs of one
-    method are in the order of the paths.
+    method are in the order of the paths. Runs without results that belong to no sweep are last,
+    because their method is not known.
     names: in place of the usual ones.
     required: as `find` takes it.
     Raises ConfigError for a name of none of these runs, and for one name of two methods.
     """
-    runs = sorted(find(paths, required), key=lambda run: methods.place(run.method))
+    all_runs = find(paths, required)
+    unknown_runs = [run for run in all_runs if not (run.begun or run.member)]
+    runs = [run for run in all_runs if run.begun or run.member]
+    runs.sort(key=lambda run: methods.place(run.method))
     chosen = parse(names)
     keys = {key: methods.registered_name(key) for key in chosen}
     titles = method_titles(run.method for run in runs)
@@ -46,7 +50,7 @@ def find_named(
     for run in runs:
         run.method_label = titles[run.method]
         run.data_label = data.get(run.fields.get(DATA, ""), "")
-    return runs
+    return [*runs, *unknown_runs]
 
 
 def parse(names: Names) -> dict[str, str]:

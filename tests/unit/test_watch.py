@@ -215,6 +215,16 @@ def test_without_a_terminal_runs_whose_process_is_gone_end_watching_with_status_
         assert any(name in line.split()[:1] and state in line[len(name) :] for line in lines)
 
 
+def test_a_damaged_run_does_not_keep_other_runs_from_being_shown(tmp_path, monkeypatch, capsys):
+    fine, damaged = (records.run(tmp_path / name, 3) for name in ("fine", "damaged"))
+    damaged.path.write_bytes(damaged.path.read_bytes()[:100])
+    monkeypatch.setattr(command, "sleep", lambda _: None)
+    assert cli.main(["watch", str(tmp_path / "damaged"), str(tmp_path / "fine")]) == 1
+    shown, below, *_ = capsys.readouterr().out.splitlines()[1:]
+    assert "fine" in shown and "3/3" in shown and "finished" in shown
+    assert "damaged" in below
+
+
 def test_a_run_that_ends_between_two_reads_of_its_files_is_looked_at_again(tmp_path, monkeypatch):
     writer = records.run(tmp_path, 3, total=4)
     writer.header["job"]["run"] = {"watchdog": 60.0}  # its signs are gone before its last rounds

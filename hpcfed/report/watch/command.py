@@ -19,7 +19,7 @@ from hpcfed.report.watch import web as page
 from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import View, look
 from hpcfed.results.run import Run, name_runs
-from hpcfed.results.state import DAMAGED, EARLY, STALE
+from hpcfed.results.state import DAMAGED, EARLY, NOT_STARTED, STALE
 from hpcfed.storage.record import FINISHED, STOPPED
 
 EVERY = 1.0  # seconds between two updates, at least
@@ -39,6 +39,9 @@ def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> i
     try:
         wait_for(runs)
         loaded = find_named(runs, required=False)
+        for run in loaded:
+            if not run.member and run.state.word == NOT_STARTED:
+                Run(run.path)  # raises, because it is no folder of a run
         name_runs(loaded)
         return page.serve(loaded, port or 0) if web else follow(loaded)
     except KeyboardInterrupt:
