@@ -300,7 +300,7 @@ def test_accuracy_by_architecture_is_the_mean_over_clients_and_then_over_seeds()
     ]
 
 
-def test_by_architecture_each_method_has_its_own_metric_if_those_of_the_runs_differ():
+def test_methods_and_the_table_of_runs_name_each_runs_metric_if_those_of_the_runs_differ():
     runs = [with_job("a", "fedavg", 0), with_job("b", "local", 0)]
     record = runs[1].record
     errors = {"clients/mse": 1e6 * record.columns["clients/accuracy"]}
@@ -312,6 +312,9 @@ def test_by_architecture_each_method_has_its_own_metric_if_those_of_the_runs_dif
     ]
     heads = tables.run_heads(runs, tables.page_metric(runs))
     assert heads["metric"] == ("metric", "number")  # not decimals of a share
+    assert heads["first_metric"] == ("first metric", "text")
+    rows = [tables.run(run, tables.page_metric(runs)) for run in runs]
+    assert [row["first_metric"] for row in rows] == ["accuracy", "MSE"]
 
 
 def test_runs_of_several_tasks_have_a_chart_of_each_first_metric_and_none_that_mixes_them(

@@ -7,23 +7,31 @@ import pytest
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.naming import find_named, with_titles
+from hpcfed.report.page import clients
 from hpcfed.report.page.command import report
 from hpcfed.report.page.result import sentences
 from hpcfed.storage.results import Results
 from tests.unit.test_table import job
 
 
-def run(folder: Path, last: list[float], seed: int = 0, rounds: int = 2, **about: object) -> Path:
-    """A run of two rounds with these accuracies of the clients after the last one."""
+def run(
+    folder: Path,
+    last: list[float],
+    seed: int = 0,
+    rounds: int = 2,
+    metric: str = "accuracy",
+    **about: object,
+) -> Path:
+    """A run of two rounds with these accuracies, or this metric, of the clients after the last."""
     folder.mkdir(parents=True)
     about = {"clients": len(last), "rounds": 2} | about
     header = {"job": job(seed=seed, **about), "architectures": ["mlp"] * len(last), "ranks": 1}
-    header |= {"classes": ["no", "<yes>"]}
+    header |= {"classes": ["no", "<yes>"], "metrics": [metric]}
     arrays = {"label_counts": np.array([[k, 9 - k] for k in range(len(last))])}
     results = Results(folder, header, arrays)
     for t in range(rounds):
-        accuracy = np.array(last) * (t + 1) / 2
-        results.append({"clients/accuracy": accuracy, "clients/cohort": np.ones(len(last))})
+        values = np.array(last) * (t + 1) / 2
+        results.append({f"clients/{metric}": values, "clients/cohort": np.ones(len(last))})
     results.finish()
     return folder
 
@@ -127,3 +135,16 @@ def test_each_client_that_is_asked_for_has_a_page(tmp_path):
     assert len(list((tmp_path / "r-clients").iterdir())) == 2
     with pytest.raises(ConfigError, match="--clients 2: these runs have the clients 0 to 1"):
         report(runs, tmp_path / "r.html", clients="2")
+
+
+def test_a_clients_page_has_a_section_for_each_first_metric_of_the_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(clients, "curve", lambda cases, k, metric: metric.encode())
+    paths = [
+        run(tmp_path / "a", [0.7, 0.9]),
+        run(tmp_path / "b", [2.0, 3.0], method="local", metric="mse"),
+    ]
+    text = clients.render(find_named(paths), 0, [], "../r.html")
+    first, second = text.split("<h2>Methods by test ")[1:]
+    assert first.startswith("MSE<") and "Local" in first and "FedAvg" not in first
+    assert second.startswith("accuracy<") and "FedAvg" in second and "Local" not in second
+    assert "this client has a test MSE of 2." in text and "a test accuracy of 0.7000." in text

@@ -216,7 +216,8 @@ def test_without_a_terminal_runs_whose_process_is_gone_end_watching_with_status_
 
 
 def test_a_damaged_run_does_not_keep_other_runs_from_being_shown(tmp_path, monkeypatch, capsys):
-    fine, damaged = (records.run(tmp_path / name, 3) for name in ("fine", "damaged"))
+    records.run(tmp_path / "fine", 3)
+    damaged = records.run(tmp_path / "damaged", 3)
     damaged.path.write_bytes(damaged.path.read_bytes()[:100])
     monkeypatch.setattr(command, "sleep", lambda _: None)
     assert cli.main(["watch", str(tmp_path / "damaged"), str(tmp_path / "fine")]) == 1

@@ -77,13 +77,17 @@ def choose(clients: str, K: int, names: Sequence[str]) -> list[int]:
 
 
 def render(runs: Sequence[Run], k: int, names: Sequence[str], back: str) -> str:
-    """Return the page of client k."""
+    """Return the page of client k, with a section for each first metric of the runs."""
     from hpcfed.report.figures.curves import by_line
 
     cases = by_line([run for run in runs if k < run.job["clients"]])
-    run = cases[0].runs[0]
-    metric = run.main_metric
-    rows = [line(case.label, case.runs, k, metric) for case in cases]
+    by_metric: dict[str, list[Group]] = {}
+    for case in cases:
+        by_metric.setdefault(case.runs[0].main_metric, []).append(case)
+    results = [
+        sentences({case.label: case.runs for case in alike}, k, metric)
+        for metric, alike in by_metric.items()
+    ]
     title = f"Client {k}" + (f": {names[k]}" if names else "")
     return write.template("client.html").render(
         title=title,
@@ -92,12 +96,20 @@ def render(runs: Sequence[Run], k: int, names: Sequence[str], back: str) -> str:
         back=back,
         version=__version__,
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
-        metric=title_metric(metric),
-        result=sentences({case.label: case.runs for case in cases}, k, metric),
-        rows=[["method", title_metric(metric), "place", "before training", "train loss"], *rows],
-        curve=b64encode(curve(cases, k, metric)).decode(),
-        labels=labels(run, k),
+        result=[sentence for several in results for sentence in several],
+        sections=[section(alike, k, metric) for metric, alike in by_metric.items()],
+        labels=labels(cases[0].runs[0], k),
     )
+
+
+def section(cases: Sequence[Group], k: int, metric: str) -> dict[str, Any]:
+    """Return the table and the curves of client k in the runs with this first metric."""
+    heads = ["method", title_metric(metric), "place", "before training", "train loss"]
+    return {
+        "metric": title_metric(metric),
+        "rows": [heads, *(line(case.label, case.runs, k, metric) for case in cases)],
+        "curve": b64encode(curve(cases, k, metric)).decode(),
+    }
 
 
 def of_client(run: Run, name: str, k: int) -> float:

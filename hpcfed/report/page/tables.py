@@ -38,6 +38,7 @@ RUNS = {  # columns of the runs' table: name -> head, how it is shown
     "virtual": ("virtual", "seconds"),
 }
 EPSILON = {"epsilon": ("epsilon", "number")}  # one more, if a run has an account of privacy
+FIRST_METRIC = {"first_metric": ("first metric", "text")}  # one more, if these differ
 NAME = {"name": ("name", "text")}  # a column of the clients' table, if clients have names
 CLIENTS = {  # its other columns
     "client": ("client", "count"),
@@ -96,7 +97,11 @@ def curve_metrics(runs: Sequence[Run]) -> list[str]:
 def run_heads(runs: Sequence[Run], metric: str) -> dict[str, tuple[str, str]]:
     """Return the columns of the runs' table."""
     private = any(one.record.header.get("privacy") for one in runs)
-    return heads(RUNS | (EPSILON if private else {}), metric)
+    columns: dict[str, tuple[str, str]] = {}
+    for name, head in heads(RUNS | (EPSILON if private else {}), metric).items():
+        columns |= FIRST_METRIC if name == MIXED else {}
+        columns[name] = head
+    return columns
 
 
 def client_heads(
@@ -116,7 +121,7 @@ def further_heads(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
     """Return a line of the runs' table; None for values that were not recorded.
 
-    metric: from `page_metric`.
+    metric: from `page_metric`; if the runs' metrics differ, a run's own one is named.
     """
     summary, job = facts(one.record), one.job
     main = summary["metrics"][one.main_metric]
@@ -137,7 +142,7 @@ def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
         "seconds": time["seconds"],
         "virtual": time["virtual_seconds"],
         "epsilon": summary.get("privacy", {}).get("epsilon"),
-    }
+    } | ({"first_metric": title_metric(one.main_metric)} if metric == MIXED else {})
 
 
 def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[str, list[Any]]:
