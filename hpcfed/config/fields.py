@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
@@ -25,24 +26,26 @@ def is_part(annotation: object) -> TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
+@cache
+def field_names(model: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
     """Return the dotted names of all fields that are not tables."""
-    names = []
+    names: list[str] = []
     for name, info in model.model_fields.items():
         if is_part(info.annotation):
             names += field_names(info.annotation, f"{prefix}{name}.")
         else:
             names.append(prefix + name)
-    return names
+    return tuple(names)
 
 
-def table_names(model: type[BaseModel], prefix: str = "") -> list[str]:
+@cache
+def table_names(model: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
     """Return the dotted names of all tables, each before those inside it."""
-    names = []
+    names: list[str] = []
     for name, info in model.model_fields.items():
         if is_part(info.annotation):
             names += [prefix + name, *table_names(info.annotation, f"{prefix}{name}.")]
-    return names
+    return tuple(names)
 
 
 def section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:

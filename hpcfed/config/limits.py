@@ -1,6 +1,7 @@
 """The types of fields with their ranges, and the range of each field for its help."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -34,22 +35,22 @@ class Limited(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Raise ValueError for true and false where a number is required."""
-        return no_switch(value, cls.model_fields[str(info.field_name)].annotation)
+        """Raise ValueError for true and false where a number is required.
+
+        Otherwise they would count as 1 and 0.
+        """
+        if takes_numbers(cls, str(info.field_name)):
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(one, bool):
+                    raise ValueError(f"takes a number, got {str(one).lower()}")
+        return value
 
 
-def no_switch(value: Any, annotation: Any) -> Any:
-    """Return a field's value as given; refuse true and false if the field takes numbers.
-
-    Raises ValueError for these, which would otherwise count as 1 and 0.
-    """
-    kinds = set(kinds_of(annotation))
-    values = value if isinstance(value, list | tuple) else [value]
-    if kinds & {int, float} and bool not in kinds:
-        for one in values:
-            if isinstance(one, bool):
-                raise ValueError(f"takes a number, got {str(one).lower()}")
-    return value
+@cache
+def takes_numbers(table: type[BaseModel], name: str) -> bool:
+    """Return whether a field of a table takes numbers and is no switch."""
+    kinds = set(kinds_of(table.model_fields[name].annotation))
+    return bool(kinds & {int, float}) and bool not in kinds
 
 
 def kinds_of(annotation: Any) -> Iterator[Any]:
