@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from hpcfed.core.aligned import cut, padded
+from hpcfed.core.aligned import padded
 from hpcfed.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Optimiser:
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Return a flat vector of moments as one view for each parameter, in its memory layout."""
-        parts = zip(cut(flat, [p.shape for p in self.params]), self.params, strict=True)
+        parts = zip(flat.split([padded(p.shape) for p in self.params]), self.params, strict=True)
         return [part.as_strided(p.shape, p.stride()) for part, p in parts]
 
     @torch.no_grad()
