@@ -22,7 +22,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
@@ -72,6 +71,7 @@ SCORED = (
     *("--evaluate.common", "true", "--evaluate.received", "true"),
     *("--evaluate.every", str(EVALUATED)),
 )
+OF_COHORT = ("--evaluate.before", "false", "--evaluate.clients", "cohort")
 LAST_RANK = ("--run.speeds", "1e-9,1")  # of two, which gets all clients
 UNSCORED = ("--evaluate.every", "1000", "--evaluate.before", "false")
 DROP = ("--run.on_client_fault", "drop")
@@ -190,7 +190,7 @@ class Examination:
                 results.append(row)
                 outcome = toy.outcome(rounds, [row])
                 watch.formats += not_row_major([outcome.state, outcome.memory])
-                watch.outcomes.append(deepcopy(outcome))
+                watch.outcomes.append(outcome)
                 if t <= NOTED_ROUNDS:
                     noted.add(watch.outcomes[-1])
                 if t == STOPPED:
@@ -204,7 +204,7 @@ class Examination:
         watch.generators = before, global_generators()
         watch.messages = stderr.getvalue()
         if not self.event_based:  # whose rounds wait until enough clients have reported
-            old = deepcopy(snapshot.to_tree(rounds.state))
+            old = toy.copies(snapshot.to_tree(rounds.state))
             with drop_out():
                 row = rounds.step()[0]
             watch.untouched = old, toy.outcome(rounds, [row])
@@ -219,7 +219,7 @@ class Examination:
         def on_rank(comm: Comm) -> list[toy.Outcome]:
             rounds, outcomes = toy.start(comm, self.job), []
             for t in range(1, ROUNDS + 1):
-                outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
+                outcomes.append(toy.outcome(rounds, [rounds.step()[0]]))
                 if t == SAVED:
                     saving.save(rounds, self.folder / "saved")
                 if t == MOVED:  # as if the smallest clients had been the slowest
@@ -285,7 +285,7 @@ class Examination:
             rounds = toy.start(Serial(), self.make(self.method, *flags))
             rounds.fed.transforms += round_trip()
             for _ in range(DIVERGED - 1):
-                watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
+                watch.outcomes.append(toy.outcome(rounds, [rounds.step()[0]]))
         with nan_losses(load(self.method)):
             try:
                 rounds.step()
@@ -300,8 +300,8 @@ class Examination:
         A GPU draws an augmentation's order otherwise, and its Adam keeps the rate in float32; here
         it does as the CPU does.
         """
-        flags = (*SCORED, *self.flags, *DROP, "--training.engine", "eager", "--run.device", "cuda")
-        flags = (*flags, "--run.device_resident", str(FEW / 2**30))
+        flags = (*SCORED, *OF_COHORT, *self.flags, *DROP, "--training.engine", "eager")
+        flags = (*flags, "--run.device", "cuda", "--run.device_resident", str(FEW / 2**30))
         watch = Watch()
         with pretended_gpu(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(augment, "shuffled", lambda n, g: torch.randperm(n, generator=g).tolist())
@@ -468,6 +468,18 @@ def nan_losses(method: type) -> Iterator[None]:
 def learned(outcome: toy.Outcome) -> list:
     """What training leaves, without what evaluation adds."""
     return [outcome.state, outcome.weights, outcome.memory, outcome.column("train_loss")]
+
+
+def of_cohort(outcome: toy.Outcome) -> toy.Outcome:
+    """The outcome with scores of the round's cohort alone, after its training, as `OF_COHORT` has
+    them; none is pooled.
+    """
+    cohort = outcome.column("cohort")[0].astype(bool)
+    (row,) = without_faults(outcome).rows
+    clients = {n: c[cohort] for n, c in row.items() if n.startswith("clients/")}
+    others = ("_before", "_pooled")
+    rows = [{n: c for n, c in (row | clients).items() if not n.endswith(others)}]
+    return replace(outcome, scores=outcome.scores[cohort], rows=rows)
 
 
 def without_faults(outcome: toy.Outcome) -> toy.Outcome:

@@ -3,7 +3,6 @@ transforms change.
 """
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,4 +35,4 @@ def rounds_of(
     going.fed.transforms.extend(transforms)
     before(going)
     for _ in range(NOTED_ROUNDS):
-        yield deepcopy(toy.outcome(going, [going.step()[0]]))
+        yield toy.outcome(going, [going.step()[0]])

@@ -27,6 +27,7 @@ from tests.contract.examination import (
     UNSCORED,
     Examination,
     learned,
+    of_cohort,
     without_faults,
 )
 from tests.contract.models import counted, with_tests
@@ -73,6 +74,15 @@ TWO_COHORTS = ("feddane",)  # drawn one after the other; announced is the traffi
 def runs(request, tmp_path_factory) -> Examination:
     """The runs of one method, for all claims; pytest takes the methods one after the other."""
     return Examination(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def gpu_runs(runs: Examination, tmp_path_factory) -> Examination:
+    """The runs of which one is on the pretended GPU."""
+    if runs.method != "fedsynth":
+        return runs
+    # it differentiates gradients; there that of a convolution is composed of other operations
+    return Examination("fedsynth", tmp_path_factory.mktemp("fedsynth"), ("--models.mix", "mlp"))
 
 
 def finite(outcome: toy.Outcome) -> bool:
@@ -132,20 +142,15 @@ def test_neither_evaluation_nor_undo_log_nor_replay_nor_autocast_changes_what_is
             assert plain.column(column).tolist() == evaluated.column(column).tolist()
 
 
-def test_all_tensors_of_a_gpu_run_are_on_the_gpu_and_have_the_same_bits(
-    runs: Examination, tmp_path: Path
-):
+def test_all_tensors_of_a_gpu_run_are_on_the_gpu_and_have_the_same_bits(gpu_runs: Examination):
     """On a pretended one, which computes on the CPU and refuses tensors of the host."""
-    if runs.method == "fedsynth":
-        # it differentiates gradients; there that of a convolution is composed of other operations
-        runs = Examination("fedsynth", tmp_path, ("--models.mix", "mlp"))
-    want = [without_faults(outcome) for outcome in runs.whole.outcomes[:2]]
-    assert toy.differences([without_faults(one) for one in runs.away.outcomes], want) == []
+    want = [of_cohort(outcome) for outcome in gpu_runs.whole.outcomes[:2]]
+    assert toy.differences([of_cohort(outcome) for outcome in gpu_runs.away.outcomes], want) == []
 
 
-def test_no_local_step_waits_for_a_gpu(runs: Examination):
-    solves_on_host = runs.method == "mocha"
-    assert (runs.away.waits > 0) == solves_on_host
+def test_no_local_step_waits_for_a_gpu(gpu_runs: Examination):
+    solves_on_host = gpu_runs.method == "mocha"
+    assert (gpu_runs.away.waits > 0) == solves_on_host
 
 
 def test_the_next_round_does_not_change_a_checkpoints_copies(runs: Examination):
@@ -235,7 +240,10 @@ def test_partial_work_counts_if_the_method_accepts_it(method: str):
 
 @each_algorithm
 def test_one_client_is_a_federation(method: str):
-    job = toy.job(method, "--clients", "1", "--data.train_limit", "20", "--models.mix", "small")
+    job = toy.job(
+        *(method, "--clients", "1", "--data.train_limit", "20", "--models.mix", "small"),
+        *("--evaluate.before", "false", "--evaluate.every", "2"),
+    )
     assert finite(toy.run(Serial(), job, rounds=2))
 
 
@@ -303,6 +311,6 @@ def test_weights_that_explode_end_the_run_with_the_client(method: str):
     flags = ("--local.optimiser", "sgd", "--local.lr", "1e39", "--participation", "1")
     if Effects(toy.given(method)).idle("local.lr"):
         pytest.skip("it has no learning rate")
-    job = toy.job(method, *flags, "--local.epochs", "2")
+    job = toy.job(method, *flags, *UNSCORED, "--local.epochs", "2")
     with pytest.raises(DivergedError, match=r"rank \d of 2: client \d"):
         spmd(2, lambda comm: toy.run(comm, job))

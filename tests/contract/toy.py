@@ -16,8 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hpcfed.algorithms import load as algorithm
 from hpcfed.comm import Comm, Serial
@@ -25,6 +24,7 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.payload import LEAVES, map_tensors
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance import snapshot
@@ -133,7 +133,7 @@ class Outcome:
     """
 
     state: Any
-    weights: dict[int, torch.Tensor | None]
+    weights: dict[int, Tensor | None]
     memory: dict[int, Any]
     scores: np.ndarray
     rows: list[Row]
@@ -223,19 +223,24 @@ def run(
 
 
 def outcome(going: Rounds, rows: list[Row]) -> Outcome:
-    """What a run has computed so far; collective."""
+    """A copy of what a run has computed so far; collective."""
     fed = going.fed
     mine = {
         k: {"weights": fed.store.flat(k), "memory": client.memory}
         for k, client in fed.clients.items()
     }
-    every = fed.comm.gather(mine)
+    every = fed.comm.gather(mine) if fed.comm.size > 1 else copies(mine)
     weights, memory = (
         {k: parcel[part] for k, parcel in every.items()} for part in ("weights", "memory")
     )
     computed = [{name: c for name, c in row.items() if not is_of_machine(name)} for row in rows]
     scores = going.evaluation.scores[:, :2].copy()  # a model seldom predicts one class
-    return Outcome(snapshot.to_tree(going.state), weights, memory, scores, computed)
+    return Outcome(copies(snapshot.to_tree(going.state)), weights, memory, scores, computed)
+
+
+def copies(value: Any) -> Any:
+    """The value with copies of its tensors and arrays."""
+    return map_tensors(value, lambda v: v.clone() if isinstance(v, Tensor) else v.copy(), LEAVES)
 
 
 def capture_on_cpu(recordings: list) -> Callable:
@@ -291,7 +296,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, tuple[str, tuple[i
         for key, part in value.items():
             yield from leaves(part, f"{name}.{key}")
     else:
-        value = value.cpu() if isinstance(value, torch.Tensor) else value
+        value = value.cpu() if isinstance(value, Tensor) else value
         array = np.asarray(value) if value is not None else np.zeros(0)
         yield name, (array.dtype.str, array.shape, array.tobytes())
 
