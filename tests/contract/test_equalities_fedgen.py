@@ -53,6 +53,15 @@ def labels_of(rounds, k):
     return torch.from_numpy(rounds.fed.label_counts[k]).float()
 
 
+def test_the_generator_learns_a_class_of_which_a_client_has_a_single_example():
+    rounds = toy.start(Serial(), toy.job("fedgen", "--models.mix", "mlp"))
+    head = dict(rounds.state.x.under("head."))
+    sent = {"head": head, "counts": torch.tensor([0.0, 1.0, 0.0, 0.0]), "weight": 1.0}
+    generator, _, steps, counts = rounds.algorithm.learn(rounds.fed, rounds.state, [sent])
+    assert int(steps) == rounds.algorithm.server_steps and counts.tolist() == [0, 1, 0, 0]
+    assert toy.differences(generator, rounds.state.generator) != []
+
+
 @pytest.mark.parametrize("share", ["all", "head"])
 def test_two_rounds_are_those_of_plain_torch(share: str):
     """The random numbers are those of the named streams; all else is written out."""

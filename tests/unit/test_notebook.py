@@ -150,8 +150,8 @@ def test_frames_have_the_numbers_of_the_commands(runs):
 
 def test_numbers_in_percent_are_so_in_text_frames_and_csv_but_not_those_of_other_units(runs):
     def deviating(percent: bool, **more: str) -> list[float]:
-        frame = hpcfed.table(runs, percent=percent, deviation="clients", **more)
-        text = hpcfed.table(runs, percent=percent, deviation="clients", format="csv", **more)
+        frame = hpcfed.table(runs, percent=percent, **more)
+        text = hpcfed.table(runs, percent=percent, format="csv", **more)
         rows = list(csv.DictReader(io.StringIO(text)))
         assert [float(row["mean"]) for row in rows] == frame["mean"].tolist()
         assert [row["deviation"] for row in rows if row["deviation"]] == [
@@ -159,8 +159,8 @@ def test_numbers_in_percent_are_so_in_text_frames_and_csv_but_not_those_of_other
         ]
         return frame.loc["FedAvg", ["mean", "std"]].tolist()
 
-    assert deviating(False) == pytest.approx([0.6, 0.1])
-    assert deviating(True) == pytest.approx([60, 10])
+    assert deviating(False, deviation="clients") == pytest.approx([0.6, 0.1])
+    assert deviating(True, deviation="clients") == pytest.approx([60, 10])
     assert deviating(True, value="up") == pytest.approx(deviating(False, value="up"), nan_ok=True)
     frame = hpcfed.compare(runs, baseline="local", percent=True)
     plain = hpcfed.compare(runs, baseline="local")

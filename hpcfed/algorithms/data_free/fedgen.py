@@ -3,15 +3,16 @@
 Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056, algorithm 1. G makes a representation z of noise
 eps and a class y; h is a model's head, f its logits and s its soft predictions. Generated classes i
 are drawn from those of the federation. p_ky is client k's share of the examples of class y, and D
-falls as different noise gives different representations.
+falls as different noise gives different representations; eta is the field `diversity`.
 
 Objective: CE + alpha CE(h(G(eps, i)), i) + beta KL(softmax h(G(eps, y)) || s)
 Server: w <- sum_k p_k w_k; G <- argmin_G sum_k p_ky CE(h_k(G(eps, y)), y) + eta D;
-D = e^(-mean_(i,j) ||eps_i - eps_j||^2 ||z_i - z_j||_1)
+D = e^(-mean_(a,b) ||eps_a - eps_b||^2 ||z_a - z_b||_1)
 Round:
 1. The server sends its model w, the generator G, and how often each class occurs.
 2. Each client trains; its head also learns generated representations, and its logits come near to
-   those of generated representations of the same classes. In the first round it has no generator.
+   those of generated representations of the same classes. In the first round it does not use the
+   generator, which is untrained.
 3. It sends its model w_k and its number of examples of each class.
 4. The server takes the weighted mean of the models.
 5. It trains the generator so that the clients' heads recognise its representations.
@@ -64,14 +65,14 @@ class State:
     generator: weights of G, and the running statistics of its batch normalisation.
     moments: of the generator's Adam, "m/name" and "v/name".
     steps: steps of that Adam, [], int64.
-    labels: number of examples of each class in the last round that had the class, [C].
+    counts: number of examples of each class in the last round that had the class, [C].
     """
 
     x: Params
     generator: Params
     moments: Params
     steps: Tensor
-    labels: Tensor
+    counts: Tensor
 
 
 class FedGen(RoundBased):
@@ -150,9 +151,9 @@ class FedGen(RoundBased):
             {n: b.clone() for n, b in network.named_buffers() if b.is_floating_point()}
         )
         moments = Params({**(weights * 0).prefixed("m/"), **(weights * 0).prefixed("v/")})
-        labels = torch.zeros(fed.classes, device=fed.device)
+        counts = torch.zeros(fed.classes, device=fed.device)
         generator = Params({**weights, **statistics})
-        return State(fed.initial(self.shared), generator, moments, zero, labels)
+        return State(fed.initial(self.shared), generator, moments, zero, counts)
 
     def model(self, state: State) -> Params:
         return state.x
@@ -161,7 +162,7 @@ class FedGen(RoundBased):
         if not self.teaches:
             return state.x
         generator = state.generator.prefixed("generator/")
-        return Params({**state.x, **generator, "labels/counts": state.labels})
+        return Params({**state.x, **generator, "classes/counts": state.counts})
 
     def receive(self, client: Client, state: Params) -> None:
         client.load(state.pick(lambda name: "/" not in name))
@@ -212,11 +213,11 @@ class FedGen(RoundBased):
 
     def train_with(self, fed: Federation, client: Client, received: Params, t: int) -> None:
         """Train the client's model on its examples and on generated representations."""
-        generator, counts = received.under("generator/"), received["labels/counts"]
+        generator, counts = received.under("generator/"), received["classes/counts"]
         # before any client has reported, all classes are alike
         present = ((counts > 0) | (counts.sum() == 0)).to(counts.dtype)
         chances = counts.clamp(min=1) * present if self.draw == "counts" else present
-        edges = (chances / chances.sum()).cumsum(0)
+        limits = (chances / chances.sum()).cumsum(0)  # of each class, within 0 and 1
         g = rng.torch_stream(fed.seed, "generated", t, client.id)
         decay = self.decay**t
         alpha, beta = (max(w * decay, LEAST) if w else 0.0 for w in (self.alpha, self.beta))
@@ -227,8 +228,9 @@ class FedGen(RoundBased):
             for x, y in steps:
                 with torch.no_grad():
                     places = torch.rand(self.generated, generator=g)
-                    places = places.to(edges.device, non_blocking=True)
-                    labels = torch.searchsorted(edges, places, right=True).clamp(max=len(edges) - 1)
+                    places = places.to(limits.device, non_blocking=True)
+                    labels = torch.searchsorted(limits, places, right=True)
+                    labels = labels.clamp(max=len(limits) - 1)
                     fake, _ = self.make(generator, labels, g)
                     of_batch, _ = self.make(generator, y, g)
                 loss = partial(
@@ -239,7 +241,7 @@ class FedGen(RoundBased):
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         download = fed.down(client, self.offer(fed, client, state))
         self.receive(client, download)
-        if self.teaches and t:
+        if self.teaches and t:  # in round 0 the generator is untrained
             self.train_with(fed, client, download, t)
         else:
             self.train(fed, client, download, t)
@@ -247,8 +249,8 @@ class FedGen(RoundBased):
         references = {"model": download.pick(lambda name: "/" not in name)}
         if not self.teaches:
             return Upload(model=model, relative_to=references)
-        labels = torch.from_numpy(fed.label_counts[client.id]).float().to(fed.device)
-        return Upload(model=model, labels=labels, relative_to=references)
+        counts = torch.from_numpy(fed.label_counts[client.id]).float().to(fed.device)
+        return Upload(model=model, counts=counts, relative_to=references)
 
     def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> State:
         x = fed.mean(((k, sent["model"]) for k, sent in uploads), keep=state.x)
@@ -257,7 +259,7 @@ class FedGen(RoundBased):
         heads = {
             k: {
                 "head": sent["model"].terms[0].value.under("head."),
-                "labels": sent["labels"],
+                "counts": sent["counts"],
                 "weight": self.weight(fed.clients[k]),
             }
             for k, sent in uploads
@@ -269,12 +271,12 @@ class FedGen(RoundBased):
         self, fed: Federation, state: State, sent: list[dict[str, Any]]
     ) -> tuple[Params, Params, Tensor, Tensor]:
         """Return the generator after its steps, its moments, their number, and the class counts."""
-        counts = torch.stack([client["labels"] for client in sent])  # [clients, C]
+        counts = torch.stack([client["counts"] for client in sent])  # [clients, C]
         total = counts.sum(0)
-        labels = torch.where(total > 0, total, state.labels)
-        classes = (total > 1).nonzero()[:, 0]
+        last = torch.where(total > 0, total, state.counts)
+        classes = (total > 0).nonzero()[:, 0]
         if not len(classes):
-            return state.generator, state.moments, state.steps, labels
+            return state.generator, state.moments, state.steps, last
         new = state.generator.clone()
         leaves = {name: new[name].requires_grad_() for name in state.moments.under("m/")}
         lr = self.server_lr * self.server_decay**fed.t
@@ -301,9 +303,7 @@ class FedGen(RoundBased):
             for name, leaf in leaves.items()
         }
         check_finite(fed, "generator", new.clone(), "algorithm.server_lr")
-        # without steps the first generator is used as it is
-        done = state.steps + max(self.server_steps, 1)
-        return new.clone(), Params(moments), done, labels
+        return new.clone(), Params(moments), state.steps + self.server_steps, last
 
     def generator_loss(
         self, sent: list[dict[str, Any]], shares: Tensor, z: Tensor, y: Tensor

@@ -8,10 +8,10 @@ Lightweight Clients in IoT), SDM 2023, arXiv:2303.02668, and its public code (Ja
 commit 826fa2b), on which all details rest; the paper's text was not at hand.
 
 The server trains a large model (models.server) on the public data, whose labels it has, and a small
-one by CE + KL to the large one. Clients never learn from their labels. A client's first model is
-the small one. Channels are dropped by network slimming, in a client's first `prunings` rounds. The
-model is sure of an example if C / sum_c (relu(z_c) + 1) < threshold; if it is sure of none, all
-count.
+one by CE + lam tau^2 KL to the large one. Clients never learn from their labels. A client's first
+model is the small one. Channels are dropped by network slimming, in a client's first `prunings`
+rounds. The model is sure of an example if C / sum_c (relu(z_c) + 1) < threshold; if it is sure of
+none, all count.
 
 The server averages nothing; each model of the round learns from the labelled data. s are soft
 predictions at temperature tau, and c_kl is the cosine of the masks of clients k and l, divided by
@@ -75,7 +75,7 @@ from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import fit, fit_targets, forward, lay_out, parameters, predictor
 
 MASK = "mask"  # in a client's memory: the channels left of its model, bool, as in `Slimming`
-TIMES = "prunings"  # in a client's memory: how often its model was pruned
+ROUNDS = "rounds"  # in a client's memory: in how many it took part; in the first ones it prunes
 
 
 Peers = Mapping[int, Mapping[str, Tensor]]  # masks, and logits of the labelled data, [N, C]
@@ -99,7 +99,7 @@ class PFedKnow(RoundBased):
     """With rate = 0 nothing is pruned, and all peers weigh alike."""
 
     guide = Guide(
-        data="different labels; unlabelled data at the server",
+        data="different labels, unknown to clients; labelled data at the server",
         sent="pruned models",
         won="semi-supervised images, above pFedMe and FedMD",
     )
@@ -169,7 +169,7 @@ class PFedKnow(RoundBased):
         peers = dict(fed.each(mine))
         if self.server_epochs:
             slim = slimming(fed)
-            with fed.clock("server"):
+            with fed.clock("server"):  # each rank those of its own clients
                 students = {k: self.teach(fed, state, peers, k, models[k], t) for k in models}
 
             def fetch(client: Client) -> None:
@@ -185,24 +185,24 @@ class PFedKnow(RoundBased):
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         """Train a client without labels; send its pruned model and its mask."""
         slim = slimming(fed)
-        if TIMES not in client.memory:  # otherwise it has a model of its own
+        if ROUNDS not in client.memory:  # otherwise it has a model of its own
             client.load(fed.down(client, state.small))
         # a client's memory is on its device
         mask = client.memory.get(MASK, slim.all_channels()).cpu()
-        times = client.memory.get(TIMES, 0)
+        rounds = client.memory.get(ROUNDS, 0)
         z = logits(fed, client, client.train)  # of the model before this training
-        self.fit(fed, client, state, t, Paired(client.train, z.argmax(1)), mask)
-        if self.rate and times < self.prunings:
+        self.train_on(fed, client, state, t, Paired(client.train, z.argmax(1)), mask)
+        if self.rate and rounds < self.prunings:
             mask = slim.prune(client.params(), mask, self.rate)
         if self.finetune_epochs:
             how: dict[str, Any] = {"epochs": self.finetune_epochs, "phase": "finetune"}
-            self.fit(fed, client, state, t, choose(client, z, self.threshold), mask, **how)
+            self.train_on(fed, client, state, t, choose(client, z, self.threshold), mask, **how)
         else:
             slim.drop(client, mask)
-        client.memory |= {MASK: mask, TIMES: times + 1}
+        client.memory |= {MASK: mask, ROUNDS: rounds + 1}
         return slim.upload(client.params(), mask)
 
-    def fit(
+    def train_on(
         self,
         fed: Federation,
         client: Client,
@@ -212,7 +212,7 @@ class PFedKnow(RoundBased):
         mask: Tensor,
         **how: Any,
     ) -> None:
-        """Train a client on the labels of `data`; dropped channels stay 0.
+        """Train a client on the labels of `data`; dropped channels are 0 after each step.
 
         how: as `LocalSteps` takes it.
         """
@@ -254,14 +254,14 @@ class PFedKnow(RoundBased):
         peers: all models of the round, this one too.
         """
         module, targets = fed.module(fed.architectures[k]), self.consensus(peers, k)
-        ones = slimming(fed).remaining(received.model, received.mask)
+        remaining = slimming(fed).remaining(received.model, received.mask)  # 1 or 0, by name
         is_trained = parameters(module)
         module.model.train()
 
         def loss(params: Params, rows: np.ndarray) -> Tensor:
             x, y = fed.public.batch(rows)
             at = torch.from_numpy(rows).to(fed.device)
-            some = {n: v * ones[n] for n, v in params.items() if is_trained(n)}
+            some = {n: v * remaining[n] for n, v in params.items() if is_trained(n)}
             z = forward(fed, module, Params({**params, **some}), fed.prepare(x))
             value = F.cross_entropy(z, y) + self.imitation(z, state.logits[at])
             return value if targets is None else value + self.lam * distil(targets[at], z, self.tau)
@@ -282,7 +282,7 @@ class PFedKnow(RoundBased):
         )
 
     def consensus(self, peers: Peers, k: int) -> Tensor | None:
-        """Return sum_l c_l p_l of the peers of client k, [N, C]; None if it has no peers."""
+        """Return sum_l c_kl s_l over the peers l of client k, [N, C]; None if it has no peers."""
         weights = peer_weights({j: peer["mask"] for j, peer in peers.items()}, k)
         parts = [c * soften(peers[j]["logits"], self.tau) for j, c in weights.items()]
         return torch.stack(parts).sum(0) if parts else None

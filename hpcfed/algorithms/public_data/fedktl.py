@@ -8,11 +8,11 @@ Generator to Clients in Heterogeneous Federated Learning), CVPR 2024, arXiv:2403
 C columns of a simplex equiangular tight frame, to which all clients' outputs f turn: phi_c is the
 angle between f and v_c. The loss is that of ArcFace, with the factor s and the margin m between
 angles. P_kc is client k's mean of f / ||f|| over class c. A network T at the server maps it to a
-latent vector; b_c is the centre of a class, and r are latent vectors that the generator knows.
+latent vector of length D; b_c is the centre of a class, and r are standard normal vectors.
 x_c = G(q_c) is the image of class c. z is a representation, and h a linear layer of the client.
 
 Objective: CE(s u, y) + mu ||h(z(x_c)) - q_c||^2 / D; u_y = cos(phi_y + m); u_c = cos(phi_c)
-Server: T <- argmin_T MMD(T(P), r) + lam ||T(P_kc) - b_c||^2 / D; q_c = mean_k T(P_kc)
+Server: T, b <- argmin_(T, b) MMD(T(P), r) + lam ||T(P_kc) - b_c||^2 / D; q_c = mean_k T(P_kc)
 Round:
 1. The server sends an image x_c and its latent vector q_c for each class that it knows.
 2. Each client trains on its own examples, and maps its representations of the images to their
@@ -29,7 +29,7 @@ the principal components of public images, with latent vectors in units of their
 deviations; or, as a control, an untrained network. The frame and the start of h, which is the same
 in all rounds, follow from the job's seed and are not sent. The frame is drawn evenly; the code's
 start is a matrix of positive numbers. A class that nobody has sent has no image; the code sends
-that of a random vector. Class means are not normalised again, as they are in the code. cos(phi + m)
+that of a random vector. Class means are not normalised again; the code does so. cos(phi + m)
 is computed without phi, whose gradient is infinite at 0. T has no bias before its batch
 normalisation, which would take it away. Gradients of model and h are clipped together, and so are
 those of T and b.
@@ -142,6 +142,7 @@ class FedKTL(RoundBased):
 
     @property
     def variants(self) -> Any:
+        # models with the layer h, `model.transfer`, which `add_transfer` below adds
         return (name_variant("transfer", self.latent),) if self.mu else ("",)
 
     def shared(self, name: str) -> bool:
@@ -178,14 +179,14 @@ class FedKTL(RoundBased):
 
         Readers of checkpoints, which have neither public data nor the file, get the shapes alone.
         """
-        reads = fed.public is None
+        without_data = fed.public is None
         if self.generator == "public":
-            if reads:
+            if without_data:
                 values = math.prod(example_shape(fed))
                 return Params(mean=torch.zeros(values), basis=torch.zeros(self.latent, values))
             return principal_components(fed, self.latent)
         network = Generator(fed, self.latent)
-        if reads or self.generator == "untrained":
+        if without_data or self.generator == "untrained":
             return network.initial()
         return read(self.generator, network)
 
@@ -202,6 +203,7 @@ class FedKTL(RoundBased):
         pass
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
+        """Return ArcFace's loss. state: the frame, which `local` gives to `train`."""
         outputs = F.normalize(raised(model(x)))
         with full(outputs.device):  # times 64, rounding to bfloat16 is an error of 0.1
             cosines = outputs @ state["frame"]
@@ -271,27 +273,28 @@ class FedKTL(RoundBased):
         transformer = state.transformer
         if self.server_epochs:
             transformer = self.align(fed, transformer, means, y)
-        centres, present = centres_of(transformer, means, y)
+        latents, present = latent_means(transformer, means, y)
         beside = torch.randn(
             BESIDE, self.latent, generator=rng.torch_stream(fed.seed, "latent vectors")
         )
-        inputs = torch.cat([centres[present], beside.to(means.device)])
+        inputs = torch.cat([latents[present], beside.to(means.device)])
         images = decode(fed, state.decoder, inputs)[: int(present.sum())]
         check_finite(fed, "images", images, "algorithm.server_lr")
         new = state.pairs.clone()
-        new["latent"][present], new["image"][present] = centres[present], images
+        new["latent"][present], new["image"][present] = latents[present], images
         return new, transformer
 
     def align(self, fed: Federation, transformer: Params, means: Tensor, y: Tensor) -> Params:
-        """Return the network T after training, and with it the centres of classes."""
-        centres, _ = centres_of(transformer, means, y)
+        """Return the network T after training."""
+        # b, which starts at the mean latent vector of each class, and is trained with T
+        centres, _ = latent_means(transformer, means, y)
         g = rng.torch_stream(fed.seed, "alignment", fed.t)
 
         def loss(params: Params, rows: Tensor) -> Tensor:
             q = apply_layers(params, means[rows], training=len(rows) > 1)
-            valid = torch.randn(q.shape, generator=g).to(q.device)
+            normal = torch.randn(q.shape, generator=g).to(q.device)
             near = F.mse_loss(q, params["centres"][y[rows]])
-            return mean_discrepancy(q, valid, BANDWIDTHS) + self.lam * near
+            return mean_discrepancy(q, normal, BANDWIDTHS) + self.lam * near
 
         new = fit(
             fed,
@@ -314,7 +317,7 @@ class FedKTL(RoundBased):
 def add_transfer(model: Model, latent: int) -> Model:
     """Add the layer h beside body and head, [n, d] -> [n, D], and return the model.
 
-    Only losses use it.
+    Only losses use it. hpcfed.models.variants loads this function by its name.
     """
     model.transfer = nn.Linear(model.head.in_features, latent)
     return model
@@ -354,7 +357,7 @@ def widen(cosines: Tensor, y: Tensor, margin: float) -> Tensor:
     return torch.where(F.one_hot(y, cosines.shape[1]).bool(), wide, cosines)
 
 
-def centres_of(weights: Params, means: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def latent_means(weights: Params, means: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean latent vector of each class, [C, D], 0 without one; and which have one."""
     sums, counts = class_sums(apply_layers(weights, means), y.cpu().numpy(), means.shape[1])
     return (sums / counts.clamp(min=1)[:, None]).float(), counts > 0

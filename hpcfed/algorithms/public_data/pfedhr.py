@@ -8,9 +8,9 @@ Wang et al. (Towards Personalized Federated Learning via Heterogeneous Model Rea
 f_k(x) are the logits of client k's model, c(x) those of a candidate and c_k(x) those of the
 client's teacher (eq. 6). dis (eq. 3) compares the inputs and the outputs of two blocks on public
 data. A candidate is a row of blocks in natural order (each deeper in its model than the one before,
-and of no earlier operation) that has all operations and all groups. If widths differ, ReLU(W x + b)
-is put between two blocks. Candidates learn the public data, labelled by cross-entropy or unlabelled
-by SimCLR's loss.
+and of no earlier operation) that has all operations and all groups, if there is one. If widths
+differ, ReLU(W x + b) is put between two blocks. Candidates learn the public data, labelled by
+cross-entropy or unlabelled by SimCLR's loss.
 
 Rests on the paper's equations and on the authors' code (JackqqWang/pfedHR), which differ much.
 
@@ -25,13 +25,14 @@ Round:
 
 Deviations: candidates are drawn with equal probability among all that the rules allow. If there are
 no more than `candidates` of them, all are taken. The paper searches; the code draws rows of 4 to 6
-blocks. If no row has all groups, the rows with the most groups count. The centre of a group is its
-block nearest to the others, with the farthest blocks as first centres (the code averages features
-padded with ones). Features of maps are their means over places. The first block is the first of its
-model, and the last a head; the code puts a linear layer before every block, and a new one at the
-end. The KL is that of soft predictions with the teacher as target; the teacher sees examples
-without augmentation. The paper prints its arguments the other way round (kl_reverse); the code has
-cross-entropy with raw logits as targets. Clients' models are compared as they are; the code trains
+blocks. If no row has all operations and all groups, those with the most operations count, and of
+these those with the most groups. The centre of a group is its block nearest to the others, with the
+farthest blocks as first centres (the code averages features padded with ones). Features of maps
+are their means over places. The first block is the first of its model, and the last a head; the
+code puts a linear layer before every block, and a new one at the end. The KL is that of soft
+predictions with the teacher as target; the teacher sees examples without augmentation. The paper
+prints its arguments the other way round (kl_reverse); the code has cross-entropy with raw logits as
+targets. Clients' models are compared as they are; the code trains
 copies of them on the public data first. Not followed, being defects: in the code, blocks that
 candidates share are trained in all of them; a client that did not take part in the round before
 restarts from its first weights.
@@ -144,8 +145,8 @@ class PFedHR(RoundBased):
     def loss(self, client: Client, state: Params, model: Any, x: Any, y: Any) -> Tensor:
         if isinstance(y, Tensor):
             return super().loss(client, state, model, x, y)
-        (labels, teacher), z = y, model(x)  # teacher: [b, C], probabilities
-        return F.cross_entropy(z, labels) + self.lam * self.distance(teacher, z)
+        (labels, soft), z = y, model(x)  # as `local` pairs them; soft: [b, C], probabilities
+        return F.cross_entropy(z, labels) + self.lam * self.distance(soft, z)
 
     def distance(self, teacher: Tensor, z: Tensor) -> Tensor:
         """Return the KL of the teacher's and the own soft predictions.
@@ -159,7 +160,7 @@ class PFedHR(RoundBased):
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload | None:
         """Train one client with the teacher of its last round, if it has one; return its model."""
-        soft, data = client.memory.get("teacher"), client.train
+        soft, data = client.memory.get("teacher"), client.train  # soft predictions of the teacher
         data = data if soft is None else Paired(data, soft, with_labels=True)
         self.train(fed, client, state, t, data=data)
         return Upload(client.params()) if self.lam else None
@@ -172,6 +173,7 @@ class PFedHR(RoundBased):
         if not models:
             return state
         kinds, sources = self.sources(fed, sent, models)
+        # dis, the groups of blocks and the rows (of pieces) that the rules allow
         possible = reassembly(fed, kinds, sources, self.groups)
         rows = possible.draw(self.candidates, rng.stream(fed.seed, "candidates", t))
         candidates = fed.spread(range(len(rows)), lambda i: self.make(fed, sources, rows[i], t, i))
@@ -223,7 +225,8 @@ class PFedHR(RoundBased):
             params = row.initial([sources[piece.source] for piece in pieces])
         if self.server_epochs:
             draws = rng.torch_stream(fed.seed, "candidate", "augment", t, i, device=fed.device)
-            parameters = {name for name, _ in row.train().named_parameters()}
+            row.train()
+            parameters = {name for name, _ in row.named_parameters()}
             params = fit(
                 fed,
                 params,
@@ -241,9 +244,9 @@ class PFedHR(RoundBased):
             )
         return params, outputs(fed, row.predictor(params), fed.public)
 
-    def public_batch(self, fed: Federation, draws: torch.Generator, rows: np.ndarray) -> Any:
+    def public_batch(self, fed: Federation, draws: torch.Generator, which: np.ndarray) -> Any:
         """Return inputs and labels of public examples, or two views of them."""
-        x, y = fed.public.batch(rows)
+        x, y = fed.public.batch(which)
         return (fed.prepare(x), y) if self.public_labels else inputs(fed, x, 2, draws)
 
     def public_loss(self, fed: Federation, row: Row, params: Params, batch: Any) -> Tensor:

@@ -5,22 +5,22 @@ weight, and training itself decides which weights become large.
 
 Wu et al. (FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel Extraction),
 NeurIPS 2024, arXiv:2407.19389. S_k are the weights that client k has, a share g_k of all, and
-theta_k is the size of the smallest of them. The mask of weight i is 1 if it is in S_k and not
-smaller than theta_k, and 0 otherwise. It is computed anew in each step, and its gradient makes the
-factor c_i.
+theta_k is the magnitude of the smallest of them (with largest_of = "layer" of those in one layer).
+The mask of weight i is 1 if it is in S_k and |w_i| >= theta_k, and 0 otherwise. It is computed anew
+in each step, and its gradient makes the factor c_i.
 
 Objective: F_k(w_S); grad_i <- c_i grad_i; c_i = 1 + 2 theta_k |w_i| / (|w_i| + theta_k)^2
 Server: w_i <- mean_(k: i in S_k) w_ki
 Round:
 1. The server sends each client the largest weights of its model, as many as the client can hold,
    and a bit for each weight that says whether it is among them.
-2. The client trains them; those that become smaller than theta_k are 0 in its model from then on.
-3. It sends its weights.
+2. The client trains them; in its steps those that have become smaller than theta_k count as 0.
+3. It sends its weights as they are.
 4. The server averages each weight over the clients that had it; others stay.
 
 Deviations: the text of the paper was not at hand; formulas are those of the authors' code
-(HarliWu/FIARSE). There an update of exactly 0 does not count as that of a client that has the
-weight, and weights as large as theta_k exceed the share g_k; here the first of them are taken. With
+(HarliWu/FIARSE). There a client whose update of a weight is exactly 0 does not count in its
+mean, and weights as large as theta_k exceed the share g_k; here the first of them are taken. With
 g_k = 1 the factor is 1. Layers of normalisation are sent whole. Each size has statistics of batch
 normalisation of its own, the mean over the clients of this size; the code computes them in a pass
 of their own. The masked model is as large in memory, and takes as long, as the full one.
@@ -37,7 +37,7 @@ from torch.func import functional_call
 
 from hpcfed import Client, Federation, Guide, Job, Mean, Model, Params, RoundBased, Upload
 from hpcfed.algorithms.base import common_name, score_common
-from hpcfed.algorithms.personal.fedbn import ALL
+from hpcfed.algorithms.personal.fedbn import ALL as NORMS
 from hpcfed.config.conditions import below, field
 from hpcfed.core.architecture import Architecture
 from hpcfed.models.variants import name_variant
@@ -102,15 +102,15 @@ class FIARSE(RoundBased):
     def model(self, state: State) -> Params:
         return Params({**state.weights, **state.statistics})
 
-    def positions(self, fed: Federation, state: State, size: float) -> Tensor:
+    def positions(self, fed: Federation, state: State, share: float) -> Tensor:
         """Return the places in the vector of weights of the largest ones, ascending."""
         weights = state.weights["masked"].abs()
         if self.largest_of == "model":
-            return largest(weights, size)
-        lengths = [sum(sizes.values()) for sizes in layers_of(model_of(fed)).values()]
+            return largest(weights, share)
+        lengths = [sum(counts.values()) for counts in layers_of(model_of(fed)).values()]
         starts = [0, *accumulate(lengths)]
         layers = zip(starts, weights.split(lengths), strict=False)
-        return torch.cat([start + largest(layer, size) for start, layer in layers])
+        return torch.cat([start + largest(layer, share) for start, layer in layers])
 
     def offer(self, fed: Federation, client: Client, state: State) -> Params:
         size = size_of(client.architecture)
@@ -126,6 +126,7 @@ class FIARSE(RoundBased):
         client.load(split(client.model, state))
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
+        """Return the loss of the masked weights. state: what `masks` returns."""
         masks, least = state.under("mask/"), state.under("least/")
         if not masks:
             return super().loss(client, state, model, x, y)
@@ -137,7 +138,7 @@ class FIARSE(RoundBased):
         return client.task.loss(functional_call(model, weights, (x,)), y)
 
     def masks(self, client: Client, download: Params) -> Params:
-        """Return what training needs of a download: masks of the weights, and their least sizes.
+        """Return what training needs of a download: masks of the weights, and least magnitudes.
 
         They are "mask/name", whether the client has a weight, and "least/name", theta_k; nothing if
         it has all weights.
@@ -147,8 +148,8 @@ class FIARSE(RoundBased):
         masks, values = of_layers(client.model, has(download)), split(client.model, download)
         least: dict[str, Tensor] = {}
         for names in layers_of(client.model).values():
-            sizes = [torch.where(masks[n], values[n].abs(), torch.inf).amin() for n in names]
-            least |= dict.fromkeys(names, torch.stack(sizes).amin())
+            magnitudes = [torch.where(masks[n], values[n].abs(), torch.inf).amin() for n in names]
+            least |= dict.fromkeys(names, torch.stack(magnitudes).amin())
         if self.largest_of == "model":
             least = dict.fromkeys(least, torch.stack([*least.values()]).amin())
         return Params({**masks.prefixed("mask/"), **Params(least).prefixed("least/")})
@@ -188,7 +189,10 @@ class FIARSE(RoundBased):
 
 
 def hold(model: Model, size: float) -> Model:
-    """Return the model as it is: its architecture's name alone says a client's share of it."""
+    """Return the model as it is: its architecture's name alone says a client's share of it.
+
+    hpcfed.models.variants loads this function by its name.
+    """
     return model
 
 
@@ -214,7 +218,7 @@ def layers_of(model: Model) -> dict[str, dict[str, int]]:
 
     These are all parameters but those of layers of normalisation.
     """
-    norms = {path for path, module in model.named_modules() if isinstance(module, ALL)}
+    norms = {path for path, module in model.named_modules() if isinstance(module, NORMS)}
     layers: dict[str, dict[str, int]] = {}
     for name, value in model.named_parameters():
         layer = name.rpartition(".")[0]
@@ -240,17 +244,20 @@ def split(model: Model, download: Params) -> Params:
 
 
 def of_layers(model: Model, flat: Tensor) -> Params:
-    """Return the parts of a vector of all weights that a mask may leave out, by their names."""
-    sizes = {name: n for layer in layers_of(model).values() for name, n in layer.items()}
+    """Return the parts of a vector of all weights that a mask may leave out, by their names.
+
+    What is beyond them (bits that fill up a byte) is cut off.
+    """
+    counts = {name: n for layer in layers_of(model).values() for name, n in layer.items()}
     shapes = dict(model.named_parameters())
-    parts = flat[: sum(sizes.values())].split([*sizes.values()])
-    return Params({n: v.view(shapes[n].shape) for n, v in zip(sizes, parts, strict=True)})
+    parts = flat[: sum(counts.values())].split([*counts.values()])
+    return Params({n: v.view(shapes[n].shape) for n, v in zip(counts, parts, strict=True)})
 
 
 def largest(weights: Tensor, share: float) -> Tensor:
     """Return the places of the largest values, ascending; of equal ones the first, at least one.
 
-    weights: [n], sizes of weights.  share: of the places.
+    weights: [n], magnitudes of weights.  share: of the places.
     """
     n = max(1, int(share * len(weights)))
     least = weights.topk(n).values[-1]
@@ -277,8 +284,9 @@ def mask_weight(value: Tensor, mask: Tensor, least: Tensor) -> Tensor:
 
     The gradient of others is multiplied by c_i.
     """
-    size = value.detach().abs()
-    factor = 1 + 2 * least * size / (size + least).square().clamp(min=torch.finfo(size.dtype).tiny)
-    masked = torch.where(mask & (size >= least), value, 0)
+    magnitude = value.detach().abs()
+    tiny = torch.finfo(magnitude.dtype).tiny
+    factor = 1 + 2 * least * magnitude / (magnitude + least).square().clamp(min=tiny)
+    masked = torch.where(mask & (magnitude >= least), value, 0)
     scaled = factor * masked
     return masked.detach() + (scaled - scaled.detach())
