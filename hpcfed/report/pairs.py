@@ -315,12 +315,12 @@ def compare_all(
             advice |= {f"  {error.advice}": None} if error.advice else {}
     if not paired:
         raise ConfigError("\n".join([*(f"compare: {reason}" for _, reason in unpaired), *advice]))
-    by_ranks = test_ranks([seed_pairs for _, seed_pairs in paired])
+    by_ranks = compares_ranks([seed_pairs for _, seed_pairs in paired])
     comparisons = [against(one, seed_pairs, view, by_ranks) for one, seed_pairs in paired]
     return apply_holm(comparisons), unpaired
 
 
-def test_ranks(comparisons: Sequence[Sequence[Pair]]) -> bool:
+def compares_ranks(comparisons: Sequence[Sequence[Pair]]) -> bool:
     """Return whether the test over seeds is the signed-rank test, for all comparisons alike.
 
     It is the paired t test if signed ranks of one of them could not give a corrected p < 0.05. The
