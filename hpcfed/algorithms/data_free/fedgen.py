@@ -1,9 +1,11 @@
 """FedGen: a generator at the server makes representations of each class, on which clients train.
 
 Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056, algorithm 1. G makes a representation z of noise
-eps and a class y; h is a model's head, f its logits and s its soft predictions. Generated classes i
-are drawn from those of the federation. p_ky is client k's share of the examples of class y, and D
-falls as different noise gives different representations; eta is the field `diversity`.
+eps and a class y; h is a model's head, f its logits and s its soft predictions. The first argument
+of KL has no gradient. Generated classes i are drawn from those of the federation. p_ky is client
+k's share of the examples of class y, and D falls as different noise gives different
+representations; eta is the field `diversity`. alpha and beta fall by the factor `decay` per round,
+to 1e-4 at least; alpha also has the factor generated / batch.
 
 Objective: CE + alpha CE(h(G(eps, i)), i) + beta KL(softmax h(G(eps, y)) || s)
 Server: w <- sum_k p_k w_k; G <- argmin_G sum_k p_ky CE(h_k(G(eps, y)), y) + eta D;
@@ -21,7 +23,7 @@ Deviations: with share = "head" bodies may differ and only heads are sent and av
 HtFLlib, whose clients use the untrained generator, because the trained one is never saved, and have
 alpha = 1, beta = 0, no decay and ensemble = "logits". The paper draws Gaussian noise, all public
 codes uniform noise in its place (preset authors). The authors count examples per batch, plus 1;
-here they are the client's. They stop using the generator after 20 local epochs, which is not
+here all of the client's count. They stop using the generator after 20 local epochs, which is not
 followed. Norms in D are means over components.
 """
 

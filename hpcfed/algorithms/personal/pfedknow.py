@@ -7,11 +7,11 @@ Wang et al. (Knowledge-Enhanced Semi-Supervised Federated Learning for Aggregati
 Lightweight Clients in IoT), SDM 2023, arXiv:2303.02668, and its public code (JackqqWang/pfedknow,
 commit 826fa2b), on which all details rest; the paper's text was not at hand.
 
-The server trains a large model (models.server) on the public data, whose labels it has, and a small
-one by CE + lam tau^2 KL to the large one. Clients never learn from their labels. A client's first
-model is the small one. Channels are dropped by network slimming, in a client's first `prunings`
-rounds. The model is sure of an example if C / sum_c (relu(z_c) + 1) < threshold; if it is sure of
-none, all count.
+Before the first round the server trains a large model (models.server) on the public data, whose
+labels it has, and then a small one by CE + lam tau^2 KL to the large one; both stay as they are.
+Clients never learn from their labels. A client's first model is the small one. Channels are dropped
+by network slimming. The model is sure of an example with logits z of the C classes, as it arrives,
+if C / sum_c (relu(z_c) + 1) < threshold; if it is sure of none, all count.
 
 The server averages nothing; each model of the round learns from the labelled data. s are soft
 predictions at temperature tau, and c_kl is the cosine of the masks of clients k and l, divided by
@@ -22,7 +22,8 @@ Objective: CE_pseudo
 Server: w_k <- argmin_w CE + lam tau^2 KL(sum_l c_kl s_l || s_w) + lam tau^2 KL(s_large || s_w)
 Round:
 1. A client trains its model on the classes that the model predicts as it arrives.
-2. It drops the share `rate` of the channels and trains on examples of which the model was sure.
+2. In its first `prunings` rounds it drops the share `rate` of the channels left; in every round it
+   then trains on examples of which the model was sure.
 3. It sends the pruned model and its mask.
 4. The server teaches each model with labels, its large model and the other models, weighted by how
    similar their masks are.

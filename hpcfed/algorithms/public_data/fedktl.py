@@ -15,11 +15,11 @@ Objective: CE(s u, y) + mu ||h(z(x_c)) - q_c||^2 / D; u_y = cos(phi_y + m); u_c 
 Server: T, b <- argmin_(T, b) MMD(T(P), r) + lam ||T(P_kc) - b_c||^2 / D; q_c = mean_k T(P_kc)
 Round:
 1. The server sends an image x_c and its latent vector q_c for each class that it knows.
-2. Each client trains on its own examples, and maps its representations of the images to their
-   latent vectors.
+2. Each client starts h anew (unless keep_h), trains on its own examples, and maps its
+   representations of the images to their latent vectors.
 3. It sends its mean normalised output P_kc of each class c that it has.
 4. The server trains the network T that maps these means into the generator's latent space.
-5. It makes an image from the mean latent vector of each class.
+5. It makes an image from the mean latent vector of each class that was sent; others keep theirs.
 
 Deviations: the text of the paper was not at hand; formulas are those of its authors' HtFLlib. The
 paper's generators are StyleGAN-XL, StyleGAN3 and Stable Diffusion, of gigabytes. Here the generator

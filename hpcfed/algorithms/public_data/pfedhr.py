@@ -7,10 +7,11 @@ Wang et al. (Towards Personalized Federated Learning via Heterogeneous Model Rea
 
 f_k(x) are the logits of client k's model, c(x) those of a candidate and c_k(x) those of the
 client's teacher (eq. 6). dis (eq. 3) compares the inputs and the outputs of two blocks on public
-data. A candidate is a row of blocks in natural order (each deeper in its model than the one before,
-and of no earlier operation) that has all operations and all groups, if there is one. If widths
-differ, ReLU(W x + b) is put between two blocks. Candidates learn the public data, labelled by
-cross-entropy or unlabelled by SimCLR's loss.
+data. Operations are the kinds of layers, in an order from embedding and convolution to linear. A
+candidate is a row of blocks, each deeper in its own model than the one before it was in its own,
+and of the same or a later operation, that has all operations and all groups, if there is such a row
+(`reassembly` groups blocks and draws rows). If widths differ, ReLU(W x + b) is put between two
+blocks. Candidates learn the public data, labelled by cross-entropy or unlabelled by SimCLR's loss.
 
 Rests on the paper's equations and on the authors' code (JackqqWang/pfedHR), which differ much.
 
@@ -18,10 +19,12 @@ Objective: CE + lam KL(softmax c_k(x) || softmax f_k(x))
 Server: dis = 1 / (CKA_inputs + CKA_outputs); c_k <- argmax_c mean_x cos(c(x), f_k(x))
 Round:
 1. Clients train with the teacher c_k of the last round that they took part in; they send models.
-2. The server puts the blocks of all models into groups by their distance dis.
+2. The server puts the blocks of all models (with `merge` of their mean per architecture) into
+   groups by their distance dis.
 3. It builds candidates from blocks of all groups, in natural order.
 4. The candidates learn the public data.
-5. Each client gets the candidate whose logits of public data are most like its own model's.
+5. Each client of the round gets the candidate whose logits of public data are most like its own
+   model's, and keeps the candidate's soft predictions for its own examples.
 
 Deviations: candidates are drawn with equal probability among all that the rules allow. If there are
 no more than `candidates` of them, all are taken. The paper searches; the code draws rows of 4 to 6

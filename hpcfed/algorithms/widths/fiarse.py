@@ -7,15 +7,15 @@ Wu et al. (FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware S
 NeurIPS 2024, arXiv:2407.19389. S_k are the weights that client k has, a share g_k of all, and
 theta_k is the magnitude of the smallest of them (with largest_of = "layer" of those in one layer).
 The mask of weight i is 1 if it is in S_k and |w_i| >= theta_k, and 0 otherwise. It is computed anew
-in each step, and its gradient makes the factor c_i.
+in each step, theta_k once per round; the mask's gradient makes the factor c_i.
 
 Objective: F_k(w_S); grad_i <- c_i grad_i; c_i = 1 + 2 theta_k |w_i| / (|w_i| + theta_k)^2
 Server: w_i <- mean_(k: i in S_k) w_ki
 Round:
-1. The server sends each client the largest weights of its model, as many as the client can hold,
+1. The server sends each client the largest weights of the model, as many as the client can hold,
    and a bit for each weight that says whether it is among them.
 2. The client trains them; in its steps those that have become smaller than theta_k count as 0.
-3. It sends its weights as they are.
+3. It sends all weights of S_k, also those that count as 0 by now.
 4. The server averages each weight over the clients that had it; others stay.
 
 Deviations: the text of the paper was not at hand; formulas are those of the authors' code
