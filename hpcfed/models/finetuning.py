@@ -165,14 +165,16 @@ class Finetuning:
                     f"models.train: no parameter of {architecture} has a name like {pattern!r}; "
                     f"its names are {join_few(names, 6)}"
                 )
-        if self.lora and not any(self.adapted(model)):
+        if not self.lora:
+            return
+        shapes = [getattr(module, name).shape for module, name in self.adapted(model)]
+        if not shapes:
             raise ConfigError(
                 f"models.lora = {self.lora}: {architecture} has no linear or attention layer whose "
                 f"weights models.train leaves frozen; set models.lora = 0, or take another model"
             )
-        shapes = [getattr(module, name).shape for module, name in self.adapted(model)]
-        m, n = min(shapes, key=max, default=(0, 0))
-        if self.lora > max(m, n) > 0:
+        m, n = min(shapes, key=max)
+        if self.lora > max(m, n):
             raise ConfigError(
                 f"models.lora = {self.lora}: {architecture} has a matrix of {m} x {n}, and a rank "
                 f"above both is refused; set models.lora to at most {max(m, n)} (a rank of "

@@ -2,9 +2,8 @@
 
 It needs only result files. As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's
 signed-rank test, Holm's correction if several methods are compared with one. Seeds take the place
-of his data sets, because they are independent; clients of one run are not. If the
-rank test of so few seeds cannot give p < 0.05 after this correction, all methods are compared by
-the paired t test.
+of his data sets, because they are independent; clients of one run are not. If the rank test of so
+few seeds cannot give p < 0.05 after this correction, all methods are compared by the paired t test.
 """
 
 from __future__ import annotations

@@ -138,7 +138,9 @@ FLOWS = {  # numbers that are not of a metric
     ),
     "joules": flow("Energy of a run", "J", "energy", "joules"),
 }
-TIMED = ("seconds", "joules")  # of these, those that depend on the machine
+# Of these, those that depend on the machine, and what they do with rounds that a resumed run did on
+# other ranks.
+TIMED = {"seconds": "left out", "joules": "included"}
 
 
 def fairness(

@@ -9,12 +9,11 @@ import numpy as np
 from hpcfed.core.wording import count_range, join_few
 from hpcfed.report.cases import SEED
 from hpcfed.report.formats import Shown
-from hpcfed.report.measures import Measure
+from hpcfed.report.measures import TIMED, Measure
 from hpcfed.results.columns import column, faults, rounds_here
 from hpcfed.results.run import Run
 
 FEW = 8  # cells, runs or clients that a note names
-OTHER_RANKS = {"seconds": "left out", "joules": "included"}  # rounds on other ranks, by value
 
 
 def run_notes(runs: Sequence[Run], value: str = "") -> list[str]:
@@ -23,7 +22,7 @@ def run_notes(runs: Sequence[Run], value: str = "") -> list[str]:
     value: of the numbers; if it depends on the machine, also on those resumed on other ranks.
     """
     finished = [run for run in runs if run.finished]
-    resumed = resumed_notes(finished, OTHER_RANKS[value]) if value in OTHER_RANKS else []
+    resumed = resumed_notes(finished, TIMED[value]) if value in TIMED else []
     return [*early_notes(finished), *fault_notes(finished), *resumed]
 
 
@@ -54,7 +53,7 @@ def fault_notes(runs: Sequence[Run]) -> Iterator[str]:
         yield f"reports of clients failed: {join_few(texts, FEW)}"
 
 
-def resumed_notes(runs: Sequence[Run], how: str = OTHER_RANKS["seconds"]) -> Iterator[str]:
+def resumed_notes(runs: Sequence[Run], how: str = TIMED["seconds"]) -> Iterator[str]:
     """Yield a note on rounds that were done on other ranks, for each run with such rounds.
 
     how: whether these are included or left out.
